@@ -1,0 +1,104 @@
+"""Settings that every engine understands; validated before torch is imported.
+
+Each setting has one home. A field that only some engines can honour names the capability that it needs; a
+value other than its default is refused at configuration where the engine doesn't declare it (`configuring`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def needs(capability: str, default: Any, description: str, **kwargs: Any) -> Any:
+    """A field whose values other than `default` need `capability` of the engine."""
+    return Field(default, description=description, json_schema_extra={"capability": capability}, **kwargs)
+
+
+class Config(BaseModel):
+    """Base of all settings: unknown keys are refused, instances don't change, docs live on the fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+class ModelConfig(Config):
+    """Which model, and in which precision it computes."""
+
+    path: str
+    """Folder of a Hugging Face model: config.json, safetensors, and a tokenizer where the data needs one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the computation; parameters and reductions stay in float32 under bfloat16."""
+
+
+class OptimizerConfig(Config):
+    """AdamW, gradient clipping and the learning-rate schedule."""
+
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    """Peak learning rate."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Decoupled weight decay, on every parameter."""
+    clip_grad: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
+    """Gradients are multiplied by min(1, clip_grad / (grad_norm + 1e-6)); null: never."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or linear or cosine to 0 at the last step."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Step k <= warmup_steps uses lr * k / warmup_steps."""
+
+
+class EngineConfig(Config):
+    """What all engines share; a plugin's own config class adds its fields to these."""
+
+    strategy: str | None = None
+    """The backend, as `engines list` shows it; `backend@distribution` picks an owner; null: the best available."""
+    device: str | None = None
+    """Device name; null: ENGINES_DEVICE, else the best device that is present and that the backend supports."""
+    micro_batch_size: Positive | None = None
+    """Samples per micro-batch and data-parallel rank."""
+    max_tokens_per_micro_batch: Positive | None = None
+    """Rows per micro-batch and rank; samples are grouped so that none holds more."""
+    data_parallel_replicate_size: Positive = needs(
+        "hybrid_shard", 1, "Replicas of the sharded model (HSDP); parameters are sharded within each."
+    )
+    tensor_parallel_size: Positive = needs("tensor_parallel", 1, "Ranks that share each weight matrix.")
+    sequence_parallel: bool = needs("sequence_parallel", False, "Shard activations over the tensor-parallel ranks.")
+    pipeline_parallel_size: Positive = needs("pipeline_parallel", 1, "Pipeline stages.")
+    virtual_pipeline_parallel_size: Positive = needs("virtual_pipeline_parallel", 1, "Model chunks per stage.")
+    context_parallel_size: Positive = needs("context_parallel", 1, "Ranks that share each sequence.")
+    expert_parallel_size: Positive = needs("expert_parallel", 1, "Ranks that share the experts.")
+    expert_tensor_parallel_size: Positive = needs("expert_tensor_parallel", 1, "Ranks that share each expert.")
+    activation_checkpointing: bool = needs(
+        "activation_checkpointing", False, "Recompute each layer in the backward pass instead of keeping it."
+    )
+    moe_aux_loss_coefficient: Annotated[float, Field(ge=0, allow_inf_nan=False)] = needs(
+        "moe_aux_loss", 0.0, "Weight of the routers' load-balancing loss, whatever the model's config says."
+    )
+    offload: bool = needs("offload", False, "Keep parameters and optimizer in host memory between phases.")
+    lora_rank: Annotated[int, Field(ge=0)] = needs("lora", 0, "Rank of LoRA adapters; 0: train all weights.")
+
+    @model_validator(mode="after")
+    def _one_batching_rule(self) -> EngineConfig:
+        if self.micro_batch_size is not None and self.max_tokens_per_micro_batch is not None:
+            raise ValueError(
+                "micro_batch_size and max_tokens_per_micro_batch both say how to cut micro-batches; set one of them"
+            )
+        return self
+
+
+PARALLEL_SIZES = (
+    "data_parallel_replicate_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+)
+"""Every parallel size by its name in a recipe; with `data_parallel_size`, which follows from the world size."""

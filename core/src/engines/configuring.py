@@ -1,0 +1,107 @@
+"""From plain data to validated settings, with errors that say what to type instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from engines.config import EngineConfig, ModelConfig
+from engines.errors import CapabilityError, ConfigError, did_you_mean
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validate(model: type[M], data: Mapping[str, Any], *, where: str = "") -> M:
+    """Build `model` from `data`; `where` is the dotted place of `data` in the whole, for messages.
+
+    Raises `ConfigError` with one line per fault: the key, what is wrong, what was given, and for an unknown key
+    the closest known one or the list of those that exist.
+    """
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        faults = [_fault(model, fault, where) for fault in error.errors(include_url=False)]
+        raise ConfigError("\n".join(faults)) from None
+
+
+def _fault(model: type[BaseModel], fault: Any, where: str) -> str:
+    path = [part for part in fault["loc"] if isinstance(part, str | int)]
+    key = ".".join(str(part) for part in ([where] if where else []) + path) or where or "settings"
+    given = fault.get("input")
+    if fault["type"] == "extra_forbidden":
+        known = _known_keys(model, path[:-1])
+        hint = did_you_mean(str(path[-1]), known)
+        return f"{key}: unknown key.{hint or ' Known keys: ' + ', '.join(sorted(known)) + '.'}"
+    if fault["type"] == "missing":
+        return f"{key}: is required, and missing"
+    message = fault["msg"].removeprefix("Value error, ")
+    if isinstance(given, Mapping | BaseModel) and fault["type"] == "value_error":
+        return f"{key}: {message}"
+    hint = ""
+    if fault["type"] == "literal_error" and isinstance(given, str):
+        hint = did_you_mean(given, _literals(model, path))
+    return f"{key}: {message[:1].lower()}{message[1:]}, got {given!r}.{hint}"
+
+
+def _known_keys(model: type[BaseModel], path: list[Any]) -> list[str]:
+    found = _model_at(model, path)
+    return list(found.model_fields) if found else []
+
+
+def _model_at(model: type[BaseModel], path: list[Any]) -> type[BaseModel] | None:
+    for part in path:
+        if isinstance(part, str) and part in model.model_fields:
+            inner = _inner_model(model.model_fields[part].annotation)
+            if inner is None:
+                return None
+            model = inner
+    return model
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _inner_model(arg))), None)
+
+
+def _literals(model: type[BaseModel], path: list[Any]) -> list[str]:
+    owner = _model_at(model, path[:-1])
+    if owner is None or path[-1] not in owner.model_fields:
+        return []
+    return [str(arg) for arg in get_args(owner.model_fields[path[-1]].annotation)]
+
+
+def check_capabilities(
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    engine: str,
+    capabilities: frozenset[str],
+    others: Callable[[str], list[str]],
+) -> None:
+    """Refuse settings that the engine doesn't declare, before anything starts.
+
+    `engine`: how to call it in messages; `others(capability)`: names of installed engines that declare it.
+    Raises `CapabilityError` with one line per refused setting.
+    """
+    faults = []
+    for name, info in type(config).model_fields.items():
+        extra = info.json_schema_extra
+        capability = extra.get("capability") if isinstance(extra, dict) else None
+        value = getattr(config, name)
+        if capability is not None and capability not in capabilities and value != info.default:
+            faults.append(_refusal(f"engine.{name}", value, info.default, str(capability), engine, others))
+    if model.dtype == "bfloat16" and "bfloat16" not in capabilities:
+        faults.append(_refusal("model.dtype", model.dtype, "float32", "bfloat16", engine, others))
+    if faults:
+        raise CapabilityError("\n".join(faults))
+
+
+def _refusal(
+    key: str, value: Any, default: Any, capability: str, engine: str, others: Callable[[str], list[str]]
+) -> str:
+    able = others(capability)
+    where = f"engines that have it: {', '.join(able)}" if able else "no installed engine has it"
+    return f"{key}: {value!r} needs the capability {capability}, which {engine} lacks ({where}). Use {default!r}."

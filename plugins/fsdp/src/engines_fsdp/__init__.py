@@ -1,0 +1,1 @@
+"""FSDP2 (`torch.distributed.fsdp.fully_shard`) behind the engines contract."""
