@@ -1,0 +1,143 @@
+"""One safetensors file: sliced reading, and writing with a checksum on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engines.errors import EnginesError
+
+Index = tuple[slice, ...]
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The format's names of the dtypes that are read and written."""
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+assert sys.byteorder == "little", "safetensors files are little-endian, and tensors are written as they lie"
+
+
+class SafetensorsFile:
+    """A file opened for reading; only what is asked for is read. Close it, or let it go out of scope.
+
+    `error` is raised, naming the file, where it is missing, truncated or not safetensors, and where an entry is
+    unknown or has a dtype that isn't in `DTYPES`.
+    """
+
+    def __init__(self, path: Path, *, error: type[EnginesError]) -> None:
+        self.path = path
+        self._error = error
+        self._file: Any
+        try:
+            self._file = safe_open(path, framework="pt")
+        except FileNotFoundError:
+            raise error(f"{path} is missing") from None
+        except (SafetensorError, OSError) as cause:
+            raise error(f"{path} is truncated, or not a safetensors file: {cause}") from cause
+        self._names: frozenset[str] = frozenset(self._file.keys())
+
+    def keys(self) -> frozenset[str]:
+        """Names of the entries."""
+        return self._names
+
+    def metadata(self) -> dict[str, str]:
+        """The header's free-form metadata."""
+        return self._file.metadata() or {}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an entry."""
+        return tuple(self._slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Dtype of an entry."""
+        given = self._slice(name).get_dtype()
+        if given not in DTYPES:
+            raise self._error(f"{self.path}: {name} has the dtype {given}; known: {', '.join(DTYPES)}")
+        return DTYPES[given]
+
+    def read(self, name: str, index: Index | None = None) -> Tensor:
+        """An entry, or the part of it at `index` (slices of step 1), as a new tensor on the CPU."""
+        tensor: Tensor = self._slice(name)[index or ()]
+        return tensor
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._file.__exit__(None, None, None)
+
+    def _slice(self, name: str) -> Any:
+        if name not in self._names:
+            raise self._error(f"{self.path} has no entry {name!r}")
+        return self._file.get_slice(name)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is known of a file that was just written."""
+
+    size: int
+    """Bytes."""
+    xxh3: str
+    """xxh3_128 of all bytes, in hex: what `xxhsum -H2` prints."""
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Written:
+    """Write `tensors`, on any device, to `path`, and wait until the disk has them.
+
+    The checksum is taken of the bytes on their way, so nothing is read back; tensors come to the CPU one by one.
+    Wide dtypes come first, as in files of the safetensors library, so that every tensor is aligned.
+    """
+    digest = xxhash.xxh3_128()
+    size = 0
+    with path.open("xb") as file:
+        for chunk in _chunks(tensors, metadata):
+            size += file.write(chunk)
+            digest.update(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(size, digest.hexdigest())
+
+
+def _chunks(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
+) -> Iterator[bytes | memoryview]:
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].nbytes
+        dtype, shape = DTYPE_NAMES[tensors[name].dtype], list(tensors[name].shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data
