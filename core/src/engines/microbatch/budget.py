@@ -12,8 +12,8 @@ from engines.microbatch.partition import Unit
 class Budget:
     """At most `max_rows` rows a micro-batch (None: no limit), for the units of one rank's share.
 
-    `rows(lengths)` is `MicroBatchRules.rows`. Asked of it: more or longer sequences never take fewer rows, and
-    two micro-batches put together never take more than both apart. Were that untrue, there would be more
+    `rows(lengths)` is `MicroBatchRules.rows`. Asked of it: more or longer sequences never take fewer rows,
+    and two micro-batches put together never take more than both apart. Were that untrue, there could be more
     micro-batches than needed; the limit would hold all the same.
     Raises `BatchError` if a unit exceeds the limit alone.
     """
@@ -41,14 +41,14 @@ class Budget:
         return self._rows([length for unit in part for length in self._lengths[unit]]) <= self._max_rows
 
     def fewest_possible(self) -> int:
-        """A lower bound of the number of micro-batches: by all rows, and by pairs, triples, ... that don't fit."""
+        """A lower bound of the number of micro-batches: by all rows, and by how few fit together."""
         if self._max_rows is None or not self._lengths:
             return min(1, len(self._lengths))
         all_rows = self._rows([length for lengths in self._lengths for length in lengths])
         bound = max(1, -(-all_rows // self._max_rows))
         if all(len(lengths) == 1 for lengths in self._lengths):
             # Groups have no order in which `fits` is surely monotone.
-            bound = max(bound, pigeonhole_bound(self.unit_rows, self.fits))
+            bound = pigeonhole_bound(self.unit_rows, self.fits, bound)
         return bound
 
 

@@ -23,11 +23,11 @@ so that it ends at the same place on every machine."""
 def fewest_parts(
     weights: Sequence[float], sizes: Sequence[int], fits: Fits, at_least: int
 ) -> list[list[int]]:
-    """Pack units into as few parts as found, and these into parts of similar weight; each unit must fit alone.
+    """Pack units into as few parts as found, of similar weight where possible; each unit must fit alone.
 
     `sizes`: one per unit, for the order in which parts are tried. `at_least`: a lower bound of the number of
-    parts. The number is minimal if it equals that bound, or if the search for fewer came to its end; it is never
-    more than best-fit decreasing needs.
+    parts. The number is minimal if it equals that bound, or if the search for fewer came to its end; it is
+    never more than best-fit decreasing needs.
     """
     upper_bound: list[list[int]] = []
     _best_fit(heaviest_first(sizes), upper_bound, sizes, fits, open_parts=True)
@@ -39,7 +39,7 @@ def fewest_parts(
 
 
 def deal(count: int, weights: Sequence[float], sizes: Sequence[int], fits: Fits) -> list[list[int]] | None:
-    """Deal units out to `count` parts so that all fit, by weight as far as that works; None if it doesn't.
+    """Deal units out to at most `count` parts, by weight as far as they fit so; None if it doesn't work.
 
     Longest first alone leaves no part with a hole large enough for the last units where budgets are tight; so
     ever more of the light units are instead put where they fit best.
@@ -49,28 +49,24 @@ def deal(count: int, weights: Sequence[float], sizes: Sequence[int], fits: Fits)
         by_weight = round(share * len(order))
         parts = longest_first(order[:by_weight], weights, count, fits)
         if parts is not None and _best_fit(order[by_weight:], parts, sizes, fits, open_parts=False):
-            return parts
+            return [part for part in parts if part]
     return None
 
 
-def pigeonhole_bound(sizes: Sequence[int], fits: Fits) -> int:
+def pigeonhole_bound(sizes: Sequence[int], fits: Fits, at_least: int = 1) -> int:
     """A lower bound of the number of parts, where `fits` is monotone in the sizes of a part's units too.
 
-    If the m + 1 smallest of the j largest units don't fit together, no part holds more than m of those j: there
-    are at least ceil(j / m) parts. For each m the largest such j is found by bisection.
+    If the m + 1 smallest of the j largest units don't fit together, no part holds more than m of those j:
+    there are at least ceil(j / m) parts. For each m that can beat `at_least`, another such bound, the largest
+    such j is found by bisection.
     """
     order = heaviest_first(sizes)
-    bound = min(1, len(order))
+    bound = at_least
     for most in range(1, len(order)):
-        if fits(order[: most + 1]):
+        if -(-len(order) // most) <= bound:
             break
-        crowded, roomy = most + 1, len(order) + 1
-        while roomy - crowded > 1:
-            middle = (crowded + roomy) // 2
-            if fits(order[middle - most - 1 : middle]):
-                roomy = middle
-            else:
-                crowded = middle
+        too_many = range(most + 1, len(order) + 1)
+        crowded = most + bisect_left(too_many, True, key=lambda j: fits(order[j - most - 1 : j]))
         bound = max(bound, -(-crowded // most))
     return bound
 
@@ -78,9 +74,10 @@ def pigeonhole_bound(sizes: Sequence[int], fits: Fits) -> int:
 def _best_fit(
     units: Sequence[int], parts: list[list[int]], sizes: Sequence[int], fits: Fits, *, open_parts: bool
 ) -> bool:
-    """Put each unit into the fullest part that has room, in place; False if there is none and none may be opened.
+    """Put each unit into the fullest part that has room, in place; False if there is none.
 
-    Parts are bisected by the sum of their sizes: exact where `fits` depends on that sum, else a good guess.
+    With `open_parts` there always is, a new one. Parts are bisected by the sum of their sizes: exact where
+    `fits` depends on that sum, else a good guess.
     """
     by_fullness = sorted((sum(sizes[unit] for unit in part), place) for place, part in enumerate(parts))
     for unit in units:

@@ -28,9 +28,9 @@ def work(length: int) -> float:
     """Cost of a sequence of `length` tokens: n + n * n / 4096, in tokens of a very short sequence.
 
     Matrix products cost the same for every token; attention adds a share that grows with the length, in a
-    transformer of hidden size h about n / (6 * h) (4nh of 24hh operations a token and layer). 4096 = 6 * h fits
-    a small model; it is fixed so that a plan depends on the lengths alone. All values are multiples of 1/4096,
-    which floats add up exactly and therefore in any order.
+    transformer of hidden size h about n / (6 * h) (4nh to 24hh operations a token and layer). 6 * h = 4096 is
+    a small model; the number is fixed so that a plan depends on the lengths alone. All values are multiples
+    of 1/4096, which floats add up exactly and therefore in any order.
     """
     return length + length * length / 4096
 
@@ -40,11 +40,12 @@ def balance(
 ) -> list[list[int]]:
     """Deal items out to `num_parts` parts of nearly equal weight; return each part's indices, ascending.
 
-    `weights`: one per item, not negative. `groups`: one label per item; items with equal labels stay together.
+    `weights`: one per item, not negative. `groups`: one label per item; equal labels stay together.
     A part is empty only where there are fewer items (or groups) than parts. Near to the optimum: the heaviest
     part is at most 4/3 of it (what longest first guarantees), with many items within a percent of
     max(mean weight of a part, heaviest item or group).
     """
+    assert num_parts > 0, f"{num_parts} parts"
     units = units_of(len(weights), groups)
     unit_weights = weights_of(units, weights)
     parts = longest_first(heaviest_first(unit_weights), unit_weights, num_parts)
@@ -58,9 +59,9 @@ def split_over_ranks(
 ) -> list[list[int]]:
     """Deal a mini-batch out to data-parallel ranks, balanced by `work`; return each one's indices, ascending.
 
-    `lengths`: tokens of every sample of the whole mini-batch. Each rank (or a single controller) calls it before
-    the batch is cut, with the same arguments. Ranks may get different counts of samples, and none where there
-    are too few. `groups` as in `balance`: the answers to one prompt, the pair of a preference loss.
+    `lengths`: tokens of every sample of the whole mini-batch. Each rank (or a single controller) calls it
+    before the batch is cut, with the same arguments. Ranks may get different counts of samples, and none
+    where there are too few. `groups` as in `balance`: answers to one prompt, the pair of a preference loss.
     """
     return balance([work(length) for length in lengths], num_ranks, groups=groups)
 
@@ -101,7 +102,7 @@ def heaviest_first(weights: Sequence[float]) -> list[int]:
 def longest_first(
     units: Sequence[int], weights: Sequence[float], num_parts: int, fits: Fits = anything_fits
 ) -> list[list[int]] | None:
-    """Deal units out, in this order, each to the lightest part that it fits into; None if one fits nowhere."""
+    """Deal units out in this order, each to the lightest part that it fits into; None if one fits nowhere."""
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     lightest = [(0.0, 0, part) for part in range(num_parts)]
     for unit in units:
@@ -162,7 +163,8 @@ def _exchanges(
 ) -> Iterator[tuple[int, int | None]]:
     """Exchanges (unit that leaves `heavy`, unit that comes back or None) that bring two parts closer.
 
-    Best first; the best shifts half the gap. For each unit that leaves only the two partners next to that are offered.
+    Best first; the best shifts half the gap. For each unit that leaves, only the two partners nearest
+    to that are offered.
     """
     partners: list[int | None] = [None, *sorted(light, key=lambda unit: (weights[unit], unit))]
     partner_weights = [0.0 if unit is None else weights[unit] for unit in partners]

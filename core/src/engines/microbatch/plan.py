@@ -1,4 +1,4 @@
-"""The plan of a rank's micro-batches: within the engine's rules and the user's limit, as few as possible, alike."""
+"""The plan of a rank's micro-batches: within the rules and the user's limit, few, and alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MicroBatchPlan:
     """Which samples of a rank's share form which micro-batch; made by `plan_micro_batches`."""
 
     parts: tuple[tuple[int, ...], ...]
-    """Indices of samples per micro-batch, ascending; every sample is in exactly one. Fillers are empty, and last."""
+    """Indices of samples per micro-batch, ascending, each in exactly one. Fillers are empty, and last."""
 
     @property
     def num_fillers(self) -> int:
@@ -41,8 +41,8 @@ class MicroBatchPlan:
     def order(self) -> tuple[int, ...]:
         """The permutation that restores the samples' order, fillers left out.
 
-        `[concatenated[place] for place in plan.order]` is in the order of the share, if `concatenated` holds one
-        item per sample, micro-batch after micro-batch.
+        `[concatenated[place] for place in plan.order]` is in the order of the share, if `concatenated` holds
+        one item per sample, micro-batch after micro-batch.
         """
         samples = [index for part in self.parts for index in part]
         return tuple(sorted(range(len(samples)), key=samples.__getitem__))
@@ -74,17 +74,17 @@ def plan_micro_batches(
     `lengths`: tokens of each sample of the share; may be empty. `rules`: the engine's, for the pass to come.
     `groups`: one label per sample; samples with equal labels share a micro-batch. At most one limit is given:
 
-    * `max_rows`: `rules.rows` of a micro-batch's lengths never exceeds it. As few micro-batches as
-      `engines.microbatch.packing` finds, balanced by work, heaviest first, so that data-parallel ranks, which wait
-      for each other at each micro-batch, meet alike ones, and memory that doesn't suffice shows at once.
+    * `max_rows`: `rules.rows` of a micro-batch's lengths never exceeds it. As few micro-batches as `packing`
+      finds, balanced by work, heaviest first: data-parallel ranks, which wait for each other at each
+      micro-batch, meet alike ones, and too little memory shows at once.
     * `samples_per_micro_batch`: consecutive chunks of so many samples in the order of the share, the last one
-      smaller, as a plain `split` makes them. Groups stand where their first sample stands; a chunk ends before
-      the group that would exceed it.
+      smaller, as a plain `split` makes them. Groups stand where their first sample stands; a chunk ends
+      before the group that would exceed it.
     * neither: one micro-batch.
 
-    Where the rules or `count` ask for more micro-batches than that, the samples are spread over more of them, and
-    only where samples run out do fillers (empty parts) make up the number. `count`: the number agreed among
-    data-parallel ranks (`agreed_count` of what each rank's plan had without it), the same on all of them.
+    Where the rules or `count` ask for more micro-batches than that, the samples are spread over more of them,
+    and only where samples run out do fillers (empty parts) make up the number. `count`: the number agreed
+    among data-parallel ranks (`agreed_count` of what each rank's plan has without it).
 
     Every rank of a replica calls this before a pass with the same arguments and gets the same plan. Raises
     `BatchError` if a sample (or group) exceeds the limit alone.
@@ -107,7 +107,7 @@ def plan_micro_batches(
 
 
 def agreed_count(local_counts: Sequence[int], rules: MicroBatchRules) -> int:
-    """Number of micro-batches that all data-parallel ranks run: the largest of theirs, rounded up by the rules."""
+    """Micro-batches that all data-parallel ranks run: the most that any needs, rounded up by the rules."""
     count = max(rules.at_least, 1, *local_counts)
     return -(-count // rules.multiple_of) * rules.multiple_of
 
@@ -122,14 +122,15 @@ def _final_count(needed: int, rules: MicroBatchRules, agreed: int | None) -> int
 
 
 def _consecutive(units: Sequence[Unit], limit: int) -> list[list[int]]:
-    """Units in their order, a new part wherever the next one would bring more than `limit` samples together."""
+    """Units in their order, a new part wherever the next one would exceed `limit` samples."""
     assert limit > 0, f"{limit} samples per micro-batch"
     parts: list[list[int]] = []
     room = 0
     for index, unit in enumerate(units):
         if len(unit) > limit:
+            samples = ", ".join(map(str, unit))
             raise BatchError(
-                f"samples {', '.join(map(str, unit))} must stay together, but a micro-batch holds at most {limit}",
+                f"samples {samples} must stay together, but a micro-batch holds at most {limit}",
                 f"raise micro_batch_size to at least {len(unit)}, or set max_tokens_per_micro_batch instead",
             )
         if len(unit) > room:
@@ -143,7 +144,7 @@ def _consecutive(units: Sequence[Unit], limit: int) -> list[list[int]]:
 def _costs(
     budget: Budget, lengths: Sequence[int], units: Sequence[Unit], rules: MicroBatchRules
 ) -> list[float]:
-    """What balancing makes alike: work; but rows where all micro-batches are padded to those of the fullest."""
+    """What balancing makes alike: work, but rows where all micro-batches are padded to the fullest one."""
     if rules.equal_rows:
         return [float(rows) for rows in budget.unit_rows]
     return weights_of(units, [work(length) for length in lengths])
@@ -160,7 +161,7 @@ def _spread(count: int, packed: list[list[int]], weights: Sequence[float], budge
 
 
 def _cut_until(count: int, parts: list[list[int]], weights: Sequence[float]) -> None:
-    """Cut the heaviest part that can be cut, in place, where its halves are most alike, until there are `count`."""
+    """Cut the heaviest divisible part, in place, where its halves are most alike, until there are `count`."""
 
     def weight(part: Sequence[int]) -> float:
         return sum(weights[unit] for unit in part)
