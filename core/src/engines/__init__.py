@@ -9,22 +9,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "BaseEngine": "engines.contract",
-    "Batch": "engines.batch",
-    "Engine": "engines.engine",
-    "EngineConfig": "engines.config",
-    "EnginesError": "engines.errors",
-    "Loss": "engines.losses",
-    "ModelConfig": "engines.config",
-    "OptimizerConfig": "engines.config",
-    "SFTLoss": "engines.losses",
-    "TokenOutputs": "engines.batch",
-    "TrainingWorker": "engines.worker",
-    "create": "engines.engine",
-    "hookimpl": "engines.contract",
+    "engines.batch": ("Batch", "TokenOutputs"),
+    "engines.config": ("EngineConfig", "ModelConfig", "OptimizerConfig"),
+    "engines.contract": ("BaseEngine", "hookimpl"),
+    "engines.engine": ("Engine", "create"),
+    "engines.errors": ("EnginesError",),
+    "engines.losses": ("Loss", "SFTLoss"),
+    "engines.worker": ("TrainingWorker", "auto_select"),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605 (a list of str; it can't be written out without repeating _HOMES)
+__all__ = [
+    "BaseEngine",
+    "Batch",
+    "Engine",
+    "EngineConfig",
+    "EnginesError",
+    "Loss",
+    "ModelConfig",
+    "OptimizerConfig",
+    "SFTLoss",
+    "TokenOutputs",
+    "TrainingWorker",
+    "auto_select",
+    "create",
+    "hookimpl",
+]
 
 if TYPE_CHECKING:
     from engines.batch import Batch, TokenOutputs
@@ -33,13 +43,13 @@ if TYPE_CHECKING:
     from engines.engine import Engine, create
     from engines.errors import EnginesError
     from engines.losses import Loss, SFTLoss
-    from engines.worker import TrainingWorker
+    from engines.worker import TrainingWorker, auto_select
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'engines' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -105,11 +105,9 @@ class Batch:
 
     @classmethod
     def from_padded(cls, tokens: Mapping[str, Tensor], attention_mask: Tensor, **kwargs: Any) -> Batch:
-        """Pack `[n, width, ...]` fields, keeping what `attention_mask` `[n, width]` marks, wherever the padding is."""
+        """Pack `[n, width, ...]` fields, keeping what `attention_mask` `[n, width]` marks, on either side."""
         keep = attention_mask.bool()
-        return cls(
-            _boundaries(keep.sum(1).tolist()), {name: value[keep] for name, value in tokens.items()}, **kwargs
-        )
+        return cls(_boundaries(keep.sum(1).tolist()), {name: value[keep] for name, value in tokens.items()}, **kwargs)
 
     def to_padded(self, value: Tensor | str, *, padding: float = 0) -> Tensor:
         """A per-token field or tensor `[total_tokens, ...]` as `[n, longest, ...]`, padded on the right."""
@@ -178,19 +176,19 @@ class TokenOutputs:
     values: Tensor | None = None
     last_values: Tensor | None = None
 
-    def items(self) -> list[tuple[str, Tensor]]:
+    def present(self) -> dict[str, Tensor]:
         """The outputs that are there, by name."""
         pairs = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return [(name, value) for name, value in pairs if value is not None]
+        return {name: value for name, value in pairs if value is not None}
 
     def map(self, function: Any) -> TokenOutputs:
         """Apply `function` to every output that is there."""
-        return TokenOutputs(**{name: function(value) for name, value in self.items()})
+        return TokenOutputs(**{name: function(value) for name, value in self.present().items()})
 
     def keep(self, names: Iterable[str]) -> TokenOutputs:
         """Only the named outputs, detached from their graph."""
         wanted = set(names) | ({"last_values"} if "values" in names else set())
-        return TokenOutputs(**{name: value.detach() for name, value in self.items() if name in wanted})
+        return TokenOutputs(**{name: value.detach() for name, value in self.present().items() if name in wanted})
 
 
 def _boundaries(lengths: Iterable[int]) -> Tensor:

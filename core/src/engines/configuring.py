@@ -86,22 +86,20 @@ def check_capabilities(
     `engine`: how to call it in messages; `others(capability)`: names of installed engines that declare it.
     Raises `CapabilityError` with one line per refused setting.
     """
+
+    def lack(capability: str) -> str:
+        able = others(capability)
+        where = f"engines that have it: {', '.join(able)}" if able else "no installed engine has it"
+        return f"needs the capability {capability}, which {engine} lacks ({where})"
+
     faults = []
     for name, info in type(config).model_fields.items():
         extra = info.json_schema_extra
         capability = extra.get("capability") if isinstance(extra, dict) else None
         value = getattr(config, name)
         if capability is not None and capability not in capabilities and value != info.default:
-            faults.append(_refusal(f"engine.{name}", value, info.default, str(capability), engine, others))
+            faults.append(f"engine.{name}: {value!r} {lack(str(capability))}. Use {info.default!r}.")
     if model.dtype == "bfloat16" and "bfloat16" not in capabilities:
-        faults.append(_refusal("model.dtype", model.dtype, "float32", "bfloat16", engine, others))
+        faults.append(f"model.dtype: 'bfloat16' {lack('bfloat16')}. Use 'float32'.")
     if faults:
         raise CapabilityError("\n".join(faults))
-
-
-def _refusal(
-    key: str, value: Any, default: Any, capability: str, engine: str, others: Callable[[str], list[str]]
-) -> str:
-    able = others(capability)
-    where = f"engines that have it: {', '.join(able)}" if able else "no installed engine has it"
-    return f"{key}: {value!r} needs the capability {capability}, which {engine} lacks ({where}). Use {default!r}."

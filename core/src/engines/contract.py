@@ -117,6 +117,8 @@ class BoundLoss(Protocol):
     def __call__(self, outputs: TokenOutputs, micro_batch: Batch) -> tuple[Tensor, MicroResult]:
         """Return the 0-d tensor to differentiate and the record to keep.
 
+        `outputs` are in packed order, for whole sequences; `micro_batch` is on their device.
+
         The gradient of a parameter must become the plain sum of d(tensor) over all micro-batches, data-parallel
         ranks and token shards: an engine whose backend averages must undo that. For a filler micro-batch the
         tensor is zero, but attached to the outputs, so that every rank's backward meets its collectives.
@@ -194,6 +196,8 @@ class BaseEngine:
     """
 
     ranks: Ranks
+    lr: float
+    """The rate that the next step will use; readable after `initialize` (engines with an optimizer)."""
 
     def __init__(self, ctx: EngineContext) -> None:
         """Make process groups and set `self.ranks`. All ranks."""

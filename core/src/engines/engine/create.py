@@ -1,0 +1,81 @@
+"""From a selection to a live engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from engines.configuring import check_capabilities, validate
+from engines.contract import EngineContext
+from engines.engine.binding import EnginePluginManager, check_engine_class
+from engines.engine.facade import Engine
+from engines.errors import ConfigError
+from engines.loading import load
+from engines.registry import Selection, registry
+
+
+def create(
+    model: ModelConfig | Mapping[str, Any],
+    engine: EngineConfig | Mapping[str, Any] | None = None,
+    optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
+    *,
+    model_type: str = "language_model",
+    total_steps: int | None = None,
+    selection: Selection | None = None,
+    wrappers: Iterable[object] = (),
+) -> Engine:
+    """Choose, load, check and construct an engine; call `initialize` on what it returns.
+
+    `engine`: the chosen engine's settings; a mapping is validated by the plugin's own config class. Without
+    `optimizer` the engine only infers. All ranks call this, after `torch.distributed` is initialised (if the
+    run has several processes). Raises `EngineNotFound`, `BrokenPlugin`, `ConfigError` or `ContractError` before
+    anything heavy happens.
+    """
+    model = model if isinstance(model, ModelConfig) else validate(ModelConfig, model, where="model")
+    if optimizer is not None and not isinstance(optimizer, OptimizerConfig):
+        optimizer = validate(OptimizerConfig, optimizer, where="optimizer")
+    settings = engine.model_dump(exclude_unset=True) if isinstance(engine, EngineConfig) else dict(engine or {})
+    if selection is None:
+        selection = registry.resolve(model_type, settings.get("strategy"), settings.get("device"))
+    loaded = load(selection)
+    config = validate(loaded.config_class, settings, where="engine")
+    name = f"{selection.backend} on {selection.device} ({selection.distribution})"
+    check_capabilities(config, model, engine=name, capabilities=selection.capabilities, others=registry.engines_with)
+    _check_schedule(optimizer, total_steps)
+    check_engine_class(loaded.engine_class, selection.capabilities, selection.distribution)
+    manager = EnginePluginManager()
+    ctx = EngineContext(
+        model_type,
+        model,
+        config,
+        optimizer,
+        total_steps,
+        local_device(selection),
+        selection.capabilities,
+        manager.hook,
+    )
+    base = loaded.engine_class(ctx)
+    manager.register(base)
+    made = Engine(base, manager, ctx, selection)
+    made.wrap(*wrappers)
+    return made
+
+
+def local_device(selection: Selection) -> torch.device:
+    """This process's device: the one of its LOCAL_RANK on accelerators."""
+    name = selection.device_spec.torch_device or selection.device_spec.name
+    if name == "cpu":
+        return torch.device("cpu")
+    return torch.device(name, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _check_schedule(optimizer: OptimizerConfig | None, total_steps: int | None) -> None:
+    if optimizer is not None and optimizer.schedule != "constant" and total_steps is None:
+        raise ConfigError(
+            f"optimizer.schedule: {optimizer.schedule!r} decays to 0 at the last step, whose number is unknown",
+            "give total_steps, or use 'constant'",
+        )

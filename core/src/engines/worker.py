@@ -1,0 +1,204 @@
+"""`TrainingWorker`: trains, infers, checkpoints and exports on any engine, one process per rank (SPMD)."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engines.batch import Batch
+from engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from engines.configuring import validate
+from engines.contract import ExportPlan
+from engines.determinism import full_determinism, seed_everything
+from engines.engine import Engine, InferResult, create
+from engines.engine.collectives import gather_outputs
+from engines.engine.create import local_device
+from engines.losses import Loss
+from engines.microbatch import split_over_ranks
+from engines.process_group import ensure_process_group, select_device
+from engines.registry import registry
+from engines.weights import write_pretrained
+
+
+def auto_select(
+    model: ModelConfig | Mapping[str, Any], device: str | None = None, *, model_type: str = "language_model"
+) -> tuple[EngineConfig, OptimizerConfig]:
+    """The settings to use when nobody chose: the highest-priority available engine, AdamW with its defaults.
+
+    Raises `EngineNotFound` with every candidate and why it was left.
+    """
+    if not isinstance(model, ModelConfig):
+        validate(ModelConfig, model, where="model")
+    selection = registry.resolve(model_type, None, device)
+    return EngineConfig(strategy=selection.backend, device=selection.device), OptimizerConfig()
+
+
+class TrainingWorker:
+    """One rank of a training run. Every rank makes one and calls the same methods with the same batches.
+
+    The worker splits each batch over data-parallel ranks; nothing in it knows which engine is below. It makes
+    the default process group unless somebody has, and destroys it in `close` if it did.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig | Mapping[str, Any],
+        engine: EngineConfig | Mapping[str, Any] | None = None,
+        optimizer: OptimizerConfig | Mapping[str, Any] | None = None,
+        *,
+        model_type: str = "language_model",
+        total_steps: int | None = None,
+        seed: int = 0,
+        deterministic: bool = False,
+        process_timeout_s: float = 600,
+        wrappers: Iterable[object] = (),
+    ) -> None:
+        """Choose and construct the engine; nothing is loaded yet.
+
+        `engine`: settings, or a mapping that the chosen plugin's own class validates; without a strategy the
+        best available engine is taken (`auto_select`). `optimizer`: None for a worker that only infers.
+        """
+        settings = engine.model_dump(exclude_unset=True) if isinstance(engine, EngineConfig) else dict(engine or {})
+        self.selection = registry.resolve(model_type, settings.get("strategy"), settings.get("device"))
+        self.device = local_device(self.selection)
+        if deterministic:
+            full_determinism()
+        seed_everything(seed)
+        select_device(self.device)
+        self._owns_group = ensure_process_group(
+            self.device, self.selection.device_spec.dist_backend, process_timeout_s
+        )
+        try:
+            self.engine: Engine = create(
+                model,
+                settings,
+                optimizer,
+                model_type=model_type,
+                total_steps=total_steps,
+                selection=self.selection,
+                wrappers=wrappers,
+            )
+        except BaseException:
+            self._leave_group()
+            raise
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def initialize(self) -> None:
+        """Build the model, load its weights, make the optimizer."""
+        self.engine.initialize()
+
+    def train_mini_batch(self, batch: Batch, loss: Loss) -> dict[str, Any]:
+        """One optimizer step on the whole `batch`; the schedule advances unless the step was skipped.
+
+        `batch`: the same on every rank, split here by work; ranks may get different counts, also none. Returns
+        `Engine.train_batch`'s metrics, equal on all ranks and to those of a single process.
+        """
+        metrics = self.engine.train_batch(self._share(batch), loss)
+        if metrics["skipped_step"] is None:
+            self.engine.lr_scheduler_step()
+        return metrics
+
+    def train_batch(
+        self, batch: Batch, loss: Loss, *, mini_batch_size: int, epochs: int = 1, shuffle_seed: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Cut `batch` into mini-batches of `mini_batch_size` sequences and train on each, `epochs` times over.
+
+        The PPO and GRPO update: one rollout batch, several optimizer steps. `shuffle_seed`: shuffle each epoch
+        (None: keep the order). Returns the metrics of every step, in order.
+        """
+        return [
+            self.train_mini_batch(batch.select(indices), loss)
+            for indices in _mini_batches(len(batch), mini_batch_size, epochs, shuffle_seed)
+        ]
+
+    def infer_batch(
+        self, batch: Batch, *, needs: Iterable[str] = ("log_probs",), loss: Loss | None = None
+    ) -> InferResult:
+        """Outputs for the whole `batch`, in its packed order, on the CPU of every rank: ready for a next step.
+
+        `batch`: the same on every rank. Weights, gradients, optimizer and modes stay as they are.
+        """
+        wanted = frozenset(needs)
+        shares = self._shares(batch)
+        mine = shares[self.engine.ranks.dp_rank]
+        result = self.engine.infer_batch(batch.select(mine), needs=wanted, loss=loss, share=True)
+        if result.outputs is None:
+            return result
+        return InferResult(gather_outputs(result.outputs, shares, batch, self.engine.ranks), result.metrics)
+
+    def evaluate(self, batch: Batch, loss: Loss) -> dict[str, Any]:
+        """`loss` of the whole `batch` without training: `loss`, its terms, `tokens`, `targets`."""
+        return self.infer_batch(batch, needs=(), loss=loss).metrics
+
+    def save_checkpoint(self, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> None:
+        """Write model, optimizer, schedule, random state and `state` (JSON) as one checkpoint directory."""
+        self.engine.save_checkpoint(path, state=dict(state or {}))
+
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Restore what `save_checkpoint` wrote, at any number of processes; returns its `state`."""
+        return self.engine.load_checkpoint(path)
+
+    def export(self, path: str | os.PathLike[str], plan: ExportPlan | None = None) -> None:
+        """Write a Hugging Face folder, as `save_pretrained` of the model would; streams, rank 0 writes."""
+        stream, _ = self.engine.get_per_tensor_param(plan)
+        write_pretrained(
+            stream,
+            source=Path(self.engine.model.path),
+            target=Path(path),
+            dtype=getattr(torch, self.engine.model.dtype),
+            is_writer=self.rank == 0,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What was built, read from live process groups and models of all ranks; equal on all of them."""
+        mine = self.engine.describe()
+        everyone: list[dict[str, Any] | None] = [None] * self.world_size
+        dist.all_gather_object(everyone, mine)
+        built = [one for one in everyone if one is not None]
+        return {
+            "strategy": self.selection.backend,
+            "device": self.selection.device,
+            "world_size": self.world_size,
+            "layout": mine["layout"],
+            "distributions": self.selection.distributions(),
+            "parameters_per_rank": [one["parameters"] for one in built],
+        }
+
+    def close(self) -> None:
+        """Free the engine, and the process group if this worker made it; safe to call twice."""
+        try:
+            self.engine.close()
+        finally:
+            self._leave_group()
+
+    def __enter__(self) -> TrainingWorker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _shares(self, batch: Batch) -> list[list[int]]:
+        return split_over_ranks(batch.lengths, self.engine.ranks.dp_size)
+
+    def _share(self, batch: Batch) -> Batch:
+        return batch.select(self._shares(batch)[self.engine.ranks.dp_rank])
+
+    def _leave_group(self) -> None:
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns_group = False
+
+
+def _mini_batches(size: int, mini_batch_size: int, epochs: int, seed: int | None) -> Iterator[list[int]]:
+    for epoch in range(epochs):
+        order = list(range(size))
+        if seed is not None:
+            random.Random(f"{seed}/{epoch}").shuffle(order)
+        for start in range(0, size, mini_batch_size):
+            yield order[start : start + mini_batch_size]

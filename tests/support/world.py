@@ -1,0 +1,126 @@
+"""Persistent gloo worlds: n real processes with an initialised default group, made once, used by many tests.
+
+    def on_rank(x):                       # any function; it and what it uses travel by value
+        return torch.distributed.get_rank() + x
+
+    def test_something(world):
+        assert world(2)(on_rank, 10) == [10, 11]
+
+A call returns every rank's result. If a rank raises, `WorldError` carries the first traceback and the world is
+replaced, since its other ranks may wait in a collective for ever.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import cloudpickle
+
+
+class WorldError(AssertionError):
+    """A rank raised, died, or did not answer in time."""
+
+
+class World:
+    """`size` processes in one gloo group."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def __call__(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0, **kwargs: Any) -> list[Any]:
+        if not self._processes:
+            self._start()
+        module = sys.modules.get(function.__module__)
+        if module is not None and not function.__module__.startswith(("engines", "torch")):
+            cloudpickle.register_pickle_by_value(module)
+        job = cloudpickle.dumps((function, args, kwargs))
+        for pipe in self._pipes:
+            pipe.send_bytes(job)
+        return self._collect(timeout)
+
+    def close(self) -> None:
+        """End all processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._processes, self._pipes = [], []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["support.preload"])
+        rendezvous = tempfile.mktemp(prefix="world-")
+        for rank in range(self.size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, self.size, rendezvous), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def _collect(self, timeout: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        failure: str | None = None
+        deadline = time.monotonic() + timeout
+        while len(results) < self.size and failure is None:
+            open_pipes = [pipe for rank, pipe in enumerate(self._pipes) if rank not in results]
+            ready = wait(open_pipes, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                missing = sorted(set(range(self.size)) - set(results))
+                failure = f"ranks {missing} of {self.size} did not answer within {timeout} s"
+            for pipe in ready:
+                rank = self._pipes.index(pipe)
+                try:
+                    ok, value = pickle.loads(pipe.recv_bytes())
+                except EOFError:
+                    self._processes[rank].join(2)
+                    ok, value = False, f"process died with exit code {self._processes[rank].exitcode}"
+                if not ok:
+                    failure = f"rank {rank} of {self.size}: {value}"
+                    break
+                results[rank] = value
+        if failure is not None:
+            self.close()
+            raise WorldError(failure)
+        return [results[rank] for rank in range(self.size)]
+
+
+def _serve(pipe: Connection, rank: int, size: int, rendezvous: str) -> None:
+    import datetime
+
+    import torch
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=100),
+    )
+    while True:
+        try:
+            job = pipe.recv_bytes()
+        except EOFError:
+            os._exit(0)
+        try:
+            function, args, kwargs = pickle.loads(job)
+            answer = (True, function(*args, **kwargs))
+        except BaseException:  # noqa: BLE001 (it travels to the test)
+            answer = (False, traceback.format_exc())
+        pipe.send_bytes(cloudpickle.dumps(answer))
