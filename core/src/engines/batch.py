@@ -78,7 +78,7 @@ class Batch:
     @property
     def lengths(self) -> list[int]:
         """Tokens per sequence."""
-        return (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).tolist()  # type: ignore[no-any-return]
+        return (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).tolist()
 
     @property
     def position_ids(self) -> Tensor:

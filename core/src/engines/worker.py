@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ class TrainingWorker:
             "device": self.selection.device,
             "world_size": self.world_size,
             "layout": mine["layout"],
-            "distributions": self.selection.distributions(),
+            "distributions": _versions(self.selection.distribution),
             "parameters_per_rank": [one["parameters"] for one in built],
         }
 
@@ -193,6 +194,19 @@ class TrainingWorker:
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._owns_group = False
+
+
+def _versions(owner: str) -> dict[str, str]:
+    """What decides a run's numbers, with versions: core, the engine's distribution, torch and transformers."""
+    return {name: version(name) for name in ("engines-core", owner, "torch", "transformers") if _installed(name)}
+
+
+def _installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _mini_batches(size: int, mini_batch_size: int, epochs: int, seed: int | None) -> Iterator[list[int]]:

@@ -50,7 +50,7 @@ def share_row(row: list[float] | None, size: int, ranks: Ranks) -> list[float]:
     device = group_device(ranks.replica_group)
     values = torch.tensor(row if row is not None else [0.0] * size, dtype=torch.float64, device=device)
     dist.broadcast(values, src=ranks.output_rank, group=ranks.replica_group)
-    return values.tolist()  # type: ignore[no-any-return]
+    return values.tolist()
 
 
 def share_outputs(

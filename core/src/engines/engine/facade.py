@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from engines.batch import OUTPUTS, Batch, TokenOutputs
+from engines.config import ModelConfig
 from engines.contract import BaseEngine, EngineContext, ExportPlan, MicroResult, Mode, Part, Ranks, StepResult
 from engines.engine.batching import Pass, prepare_pass, restore_outputs
 from engines.engine.binding import EnginePluginManager, check_wrapper
@@ -60,6 +61,11 @@ class Engine:
     def ranks(self) -> Ranks:
         """Where this process stands; readable before `initialize`."""
         return self._base.ranks
+
+    @property
+    def model(self) -> ModelConfig:
+        """Which model this engine was created for."""
+        return self._ctx.model
 
     @property
     def device(self) -> torch.device:

@@ -46,7 +46,7 @@ def _sum(row: list[float], ranks: Ranks) -> list[float]:
         return row
     values = torch.tensor(row, dtype=torch.float64, device=group_device(ranks.dp_group))
     dist.all_reduce(values, group=ranks.dp_group)
-    return values.tolist()  # type: ignore[no-any-return]
+    return values.tolist()
 
 
 def _agreed_means(local: dict[str, tuple[float, int]], ranks: Ranks) -> dict[str, float]:
