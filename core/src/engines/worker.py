@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from engines.losses import Loss
 from engines.microbatch import split_over_ranks
 from engines.process_group import ensure_process_group, select_device
 from engines.registry import registry
+from engines.versions import deciding_versions
 from engines.weights import write_pretrained
 
 
@@ -137,9 +137,11 @@ class TrainingWorker:
         """`loss` of the whole `batch` without training: `loss`, its terms, `tokens`, `targets`."""
         return self.infer_batch(batch, needs=(), loss=loss).metrics
 
-    def save_checkpoint(self, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> None:
+    def save_checkpoint(
+        self, path: str | os.PathLike[str], *, step: int = 0, state: Mapping[str, Any] | None = None
+    ) -> None:
         """Write model, optimizer, schedule, random state and `state` (JSON) as one checkpoint directory."""
-        self.engine.save_checkpoint(path, state=dict(state or {}))
+        self.engine.save_checkpoint(path, step=step, state=state)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Restore what `save_checkpoint` wrote, at any number of processes; returns its `state`."""
@@ -167,7 +169,7 @@ class TrainingWorker:
             "device": self.selection.device,
             "world_size": self.world_size,
             "layout": mine["layout"],
-            "distributions": _versions(self.selection.distribution),
+            "distributions": deciding_versions(self.selection.distribution),
             "parameters_per_rank": [one["parameters"] for one in built],
         }
 
@@ -194,19 +196,6 @@ class TrainingWorker:
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._owns_group = False
-
-
-def _versions(owner: str) -> dict[str, str]:
-    """What decides a run's numbers, with versions: core, the engine's distribution, torch and transformers."""
-    return {name: version(name) for name in ("engines-core", owner, "torch", "transformers") if _installed(name)}
-
-
-def _installed(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _mini_batches(size: int, mini_batch_size: int, epochs: int, seed: int | None) -> Iterator[list[int]]:

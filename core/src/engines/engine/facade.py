@@ -6,6 +6,7 @@ The author's object is reached only through its hooks and never handed out, or w
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from engines.engine.binding import EnginePluginManager, check_wrapper
 from engines.engine.bound_loss import StepLoss
 from engines.engine.collectives import share_outputs
 from engines.engine.metrics import reduce_results
+from engines.engine.persistence import describe_checkpoint, load_engine, save_engine
 from engines.errors import CapabilityError, ConfigError
 from engines.losses import Loss
 from engines.registry import Selection
@@ -239,6 +241,24 @@ class Engine:
             self._need("lora", 'ExportPlan(adapters="only")')
         self._need("export", "get_per_tensor_param()")
         return self._hook.iter_weights(plan=plan), None
+
+    def save_checkpoint(
+        self, path: str | os.PathLike[str], *, step: int = 0, state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write model, optimizer, schedule and random state as one directory that appears when it is complete.
+
+        `step`: optimizer steps done. `state`: the caller's own, JSON values, equal on all ranks. Raises
+        `CheckpointError` on all ranks if any fails; nothing half-written remains.
+        """
+        info = describe_checkpoint(self._hook, self._ctx, self.selection, step)
+        save_engine(path, self._hook, self._ctx, info, dict(state or {}))
+
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Restore what `save_checkpoint` wrote, at any layout; returns its `state`.
+
+        Raises `CheckpointError` if it is incomplete, damaged, or of another model, engine or optimizer.
+        """
+        return load_engine(path, self._hook, self._ctx, describe_checkpoint(self._hook, self._ctx, self.selection, 0))
 
     def describe(self) -> dict[str, Any]:
         """What was built, read from live groups and model: `layout` and `parameters` that this rank holds."""

@@ -1,0 +1,77 @@
+"""What a checkpoint of an engine holds: its shards and small state, the random state, and who it is of."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from engines import checkpoint
+from engines.checkpoint import CheckpointInfo
+from engines.contract import EngineContext, Part
+from engines.determinism import rng_state, set_rng_state
+from engines.errors import CheckpointError
+from engines.selection import Selection
+from engines.versions import deciding_versions
+
+log = logging.getLogger("engines")
+
+
+def describe_checkpoint(hook: Any, ctx: EngineContext, selection: Selection, step: int) -> CheckpointInfo:
+    """Which run a checkpoint is of; equal on all ranks."""
+    return CheckpointInfo(
+        step=step,
+        backend=selection.backend,
+        device=selection.device,
+        distributions=deciding_versions(selection.distribution),
+        model=checkpoint.fingerprint(ctx.model.path),
+        optimizer=ctx.optimizer.model_dump(mode="json") if ctx.optimizer is not None else None,
+        world_size=dist.get_world_size() if dist.is_initialized() else 1,
+        layout=hook.describe()["layout"],
+    )
+
+
+def save_engine(
+    path: str | os.PathLike[str], hook: Any, ctx: EngineContext, info: CheckpointInfo, state: dict[str, Any]
+) -> None:
+    """Write one checkpoint directory; all ranks."""
+    checkpoint.save(
+        os.fspath(path),
+        shards=hook.shards(parts=_parts(ctx)),
+        state={"engine": hook.extra_state(), "run": state},
+        rank_state=rng_state(),
+        info=info,
+    )
+
+
+def load_engine(path: str | os.PathLike[str], hook: Any, ctx: EngineContext, info: CheckpointInfo) -> dict[str, Any]:
+    """Fill the engine from a checkpoint of the same model, engine and optimizer, at any layout; all ranks.
+
+    Returns the `state` that was saved. Raises `CheckpointError` with a line per difference, before anything
+    is changed.
+    """
+    found = checkpoint.open(os.fspath(path))
+    differences = checkpoint.compare(found.info, info)
+    if differences:
+        raise CheckpointError(f"{found.path} belongs to another run:\n  " + "\n  ".join(differences))
+    parts = _parts(ctx)
+    reader = found.reader(sorted(parts & set(found.manifest.contents)))
+    hook.load_shards(reader=reader, parts=parts)
+    reader.close()
+    hook.load_extra_state(state=found.state["engine"])
+    if found.info.world_size == info.world_size and found.info.layout == info.layout:
+        saved = found.rank_state(dist.get_rank() if dist.is_initialized() else 0)
+        assert saved is not None, "as many ranks saved as load"
+        set_rng_state(saved)
+    else:
+        log.warning(
+            "%s was saved at another layout (%s): each rank's random state starts anew", found.path, found.info.layout
+        )
+    run: dict[str, Any] = found.state["run"]
+    return run
+
+
+def _parts(ctx: EngineContext) -> frozenset[Part]:
+    return frozenset({"model", "optimizer"}) if ctx.optimizer is not None else frozenset({"model"})
