@@ -26,7 +26,7 @@ def availability(candidate: Candidate, devices: Mapping[str, DeviceSpec]) -> Ava
         )
     found = presence(spec)
     if not found.present:
-        return Availability("unavailable", found.how, f"run it where {spec.name} is")
+        return Availability("unavailable", found.how, "run it on a machine that has one")
     for module in candidate.needs:
         if not can_be_imported(module):
             return Availability(

@@ -81,7 +81,7 @@ def choose(asked: Asked, field: Field) -> Selection:
     here = [one for one in fitting if one.device == device]
     if not here:
         supported = ", ".join(sorted({one.device for one in fitting}))
-        raise trace.error(f'No engine for {asked}: it runs on {supported}.')
+        raise trace.error(f"No engine for {asked}: it runs on {supported}.")
     states = {one: availability(one, field.devices) for one in here}
     trace.judge(device, states)
     available = [one for one in here if states[one].available]
@@ -91,9 +91,11 @@ def choose(asked: Asked, field: Field) -> Selection:
     highest = max(one.priority for one in available)
     best = [one for one in available if one.priority == highest]
     if len(best) > 1:
-        raise trace.error(f"{asked.model_type} on {device} has several owners of equal priority {highest}.", _tie(best))
+        raise trace.error(
+            f"{asked.model_type} on {device} has several owners of equal priority {highest}.", _tie(best)
+        )
     trace.take(best[0], len(available))
-    return _selected(asked.model_type, best[0], field.devices[device], device_reason, trace.lines())
+    return select(best[0], asked.model_type, field.devices[device], device_reason, trace.lines())
 
 
 def _owned(candidate: Candidate, owner: str | None) -> bool:
@@ -104,9 +106,7 @@ def _plain(distribution: str) -> str:
     return distribution.lower().replace("_", "-").replace(".", "-")
 
 
-def _device(
-    asked: Asked, fitting: Sequence[Candidate], devices: Mapping[str, DeviceSpec]
-) -> tuple[str, str]:
+def _device(asked: Asked, fitting: Sequence[Candidate], devices: Mapping[str, DeviceSpec]) -> tuple[str, str]:
     if asked.device is not None:
         return asked.device, f"named by {asked.device_by}"
     supported = {one.device for one in fitting} & devices.keys()
@@ -123,7 +123,9 @@ def _nothing_fits(asked: Asked, field: Field, named: Sequence[Candidate]) -> str
     """Why no candidate is even of the right kind."""
     installed = sorted({one.backend for one in field.candidates})
     if not named:
-        said = f'No installed engine has the backend "{asked.backend}".' if asked.backend else "No engine is installed."
+        said = (
+            f'No installed engine has the backend "{asked.backend}".' if asked.backend else "No engine is installed."
+        )
         said += did_you_mean(asked.backend or "", installed)
         if installed:
             said += f" Installed: {', '.join(installed)}."
@@ -177,7 +179,14 @@ class _Trace:
         for one in self.broken:
             lines.append(
                 Consideration(
-                    one.entry_point, "", one.distribution, one.version, None, False, f"broken, {one.cause}", one.remedy
+                    one.entry_point,
+                    "",
+                    one.distribution,
+                    one.version,
+                    None,
+                    False,
+                    f"broken, {one.cause}",
+                    one.remedy,
                 )
             )
         return tuple(lines)
@@ -228,9 +237,10 @@ class _Trace:
         return f"{self.device} was asked for" if self.asked.device else f"{self.device} ranks higher", ""
 
 
-def _selected(
-    model_type: str, taken: Candidate, spec: DeviceSpec, device_reason: str, trace: tuple[Consideration, ...]
+def select(
+    taken: Candidate, model_type: str, spec: DeviceSpec, device_reason: str, trace: tuple[Consideration, ...]
 ) -> Selection:
+    """A candidate made into a selection, for the reasons given."""
     return Selection(
         model_type=model_type,
         backend=taken.backend,

@@ -29,6 +29,8 @@ from engines.selection import Availability, Candidate, Selection
 __all__ = ["Candidate", "EngineFields", "Registration", "Registry", "Selection", "registry"]
 
 DENY_VARIABLE = "ENGINES_DENY"
+DENIED = "denied"
+"""The reason for which a plugin on the deny list is unavailable."""
 IN_PROCESS = "in-process"
 """The distribution of engines that are registered in this process."""
 
@@ -74,6 +76,7 @@ class Registry:
         self.deny = frozenset(deny)
         self._discover = discover
         self._discovery: Discovery | None = None
+        self._installed: tuple[Candidate, ...] = ()
         self._registrations: list[Registration] = []
 
     def resolve(
@@ -93,21 +96,28 @@ class Registry:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Every engine on every device that it declares, denied and unavailable ones included."""
-        installed = [candidate for plugin in self._found().plugins for candidate in _candidates_of(plugin)]
-        return tuple(installed + [one for registration in self._registrations for one in registration.candidates])
+        self._found()
+        return self._installed + tuple(one for added in self._registrations for one in added.candidates)
 
     def availability(self, candidate: Candidate) -> Availability:
         """Whether a candidate can be loaded here, and if not, why. An undecided tie is broken: its word means nobody."""
         if candidate.plugin in self.denied():
-            return Availability("unavailable", "denied", f"take {candidate.plugin} out of {DENY_VARIABLE}")
-        rivals = sorted({rival.distribution for rival in self._rivals(candidate)})
+            return Availability("unavailable", DENIED, f"take {candidate.plugin} out of {DENY_VARIABLE}")
+        rivals = self._rivals(candidate)
         if rivals:
-            return Availability(
-                "broken",
-                f"{' and '.join(rivals)} claim {candidate.backend} on {candidate.device} with equal priority",
-                f"write {candidate.backend}@{candidate.distribution}, deny one in {DENY_VARIABLE}, or uninstall one",
-            )
+            return Availability("broken", _undecided(rivals), _decide(candidate))
         return availability(candidate, self.devices())
+
+    def conflicts(self) -> tuple[Broken, ...]:
+        """Installed plugins that claim the same engine with equal priority, so that its word alone means nobody."""
+        found: dict[tuple[str, str], Broken] = {}
+        for one in self._installed:
+            if rivals := self._rivals(one):
+                broken = Broken(
+                    one.distribution, one.version, one.plugin, one.manifest, _undecided(rivals), _decide(one)
+                )
+                found.setdefault((one.plugin, one.backend), broken)
+        return tuple(found.values())
 
     def broken(self) -> tuple[Broken, ...]:
         """Installed plugins that cannot be used, save those that are denied."""
@@ -172,6 +182,7 @@ class Registry:
     def _found(self) -> Discovery:
         if self._discovery is None:
             self._discovery = self._discover()
+            self._installed = tuple(one for plugin in self._discovery.plugins for one in _candidates_of(plugin))
         return self._discovery
 
     def _rivals(self, candidate: Candidate) -> list[Candidate]:
@@ -185,6 +196,15 @@ class Registry:
             and one.plugin not in denied
         ]
         return owners if len(owners) > 1 else []
+
+
+def _undecided(rivals: Sequence[Candidate]) -> str:
+    owners = " and ".join(sorted({rival.distribution for rival in rivals}))
+    return f"{owners} claim {rivals[0].backend} on {rivals[0].device} with equal priority {rivals[0].priority}"
+
+
+def _decide(one: Candidate) -> str:
+    return f"write {one.backend}@{one.distribution}, deny one of them in {DENY_VARIABLE}, or uninstall it"
 
 
 def _candidates_of(plugin: Plugin) -> Iterator[Candidate]:

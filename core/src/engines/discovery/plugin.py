@@ -64,9 +64,7 @@ def read_plugin(installed: Installed, id: str, value: str) -> Plugin | Broken:
     try:
         return _read(installed, id, value)
     except Fault as fault:
-        return Broken(
-            installed.name, installed.version, id, fault.file, fault.cause, fault.remedy, fault.plugin
-        )
+        return Broken(installed.name, installed.version, id, fault.file, fault.cause, fault.remedy, fault.plugin)
 
 
 def _read(installed: Installed, id: str, value: str) -> Plugin:
@@ -152,7 +150,9 @@ def _manifest_bytes(installed: Installed, package: str, spec: ModuleSpec, path: 
             raise _missing_manifest(installed, path, listed) from None
         raise Fault(path, f"cannot be read: {error.strerror}", "make it readable") from None
     if installed.project is None and installed.record is not None and not listed:
-        raise Fault(path, "the manifest is not among the files that this distribution installed", _packaging(installed))
+        raise Fault(
+            path, "the manifest is not among the files that this distribution installed", _packaging(installed)
+        )
     return data
 
 

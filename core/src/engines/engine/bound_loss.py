@@ -21,6 +21,7 @@ class StepLoss:
         self._loss = loss
         self._denominators = denominators
         self._keep = frozenset(keep)
+        self.targets_only = loss.targets_only and not self._keep
 
     def __call__(self, outputs: TokenOutputs, micro_batch: Batch) -> tuple[Tensor, MicroResult]:
         """See `contract.BoundLoss`."""

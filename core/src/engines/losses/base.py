@@ -23,6 +23,8 @@ class Loss(Protocol):
     """Fields of `TokenOutputs` that it reads; one that the engine lacks is refused at configuration."""
     fields: frozenset[str]
     """Fields of the batch that it reads; checked before the first collective."""
+    targets_only: bool
+    """Whether it reads outputs only where `loss_mask` is set, so that engines may skip the head elsewhere."""
     coefficients: Mapping[str, float]
     """Every term by name, with its weight in the loss."""
 

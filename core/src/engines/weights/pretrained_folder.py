@@ -60,9 +60,7 @@ class PretrainedFolder:
         others = [file.name for file in self.path.iterdir() if file.suffix in OTHER_FORMATS]
         remedy = "download the model's weights into it, or mend model.path"
         if others:
-            remedy = (
-                f"convert {', '.join(sorted(others))} by from_pretrained and save_pretrained of transformers"
-            )
+            remedy = f"convert {', '.join(sorted(others))} by from_pretrained and save_pretrained of transformers"
         raise ModelError(f"{self.path} holds neither {WEIGHTS} nor {WEIGHTS_INDEX}", remedy)
 
     def _read_index(self) -> dict[str, str]:

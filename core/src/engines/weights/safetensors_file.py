@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engines.errors import EnginesError
+from engines.weights.durable import Written, write_chunks
 
 Index = tuple[slice, ...]
 
@@ -46,8 +44,8 @@ assert sys.byteorder == "little", "safetensors files are little-endian, and tens
 class SafetensorsFile:
     """A file opened for reading; only what is asked for is read. Close it, or let it go out of scope.
 
-    `error` is raised, naming the file, where it is missing, truncated or not safetensors, and where an entry is
-    unknown or has a dtype that isn't in `DTYPES`.
+    `error` is raised, naming the file, where it is missing, truncated or not safetensors, and where an entry
+    is unknown or has a dtype that isn't in `DTYPES`.
     """
 
     def __init__(self, path: Path, *, error: type[EnginesError]) -> None:
@@ -96,38 +94,18 @@ class SafetensorsFile:
         return self._file.get_slice(name)
 
 
-@dataclass(frozen=True)
-class Written:
-    """What is known of a file that was just written."""
-
-    size: int
-    """Bytes."""
-    xxh3: str
-    """xxh3_128 of all bytes, in hex: what `xxhsum -H2` prints."""
-
-
 def write_safetensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> Written:
-    """Write `tensors`, on any device, to `path`, and wait until the disk has them.
+    """Write `tensors`, on any device, to a new file, and wait until the disk has them.
 
-    The checksum is taken of the bytes on their way, so nothing is read back; tensors come to the CPU one by one.
-    Wide dtypes come first, as in files of the safetensors library, so that every tensor is aligned.
+    Tensors come to the CPU one by one. Wide dtypes come first, as in files of the safetensors library, so
+    that every tensor is aligned.
     """
-    digest = xxhash.xxh3_128()
-    size = 0
-    with path.open("xb") as file:
-        for chunk in _chunks(tensors, metadata):
-            size += file.write(chunk)
-            digest.update(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    return Written(size, digest.hexdigest())
+    return write_chunks(path, _chunks(tensors, metadata))
 
 
-def _chunks(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
-) -> Iterator[bytes | memoryview]:
+def _chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> Iterator[bytes | memoryview]:
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
