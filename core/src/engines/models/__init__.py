@@ -1,0 +1,18 @@
+"""What every engine on Hugging Face models shares: building, packed attention, token outputs, weight names."""
+
+from engines.models.build import build_causal_lm
+from engines.models.causal_lm import PackedCausalLM
+from engines.models.conversion import WeightSource
+from engines.models.export import ExportGroup, export_plan
+from engines.models.load import load_plan
+from engines.models.token_outputs import linear_log_probs
+
+__all__ = [
+    "ExportGroup",
+    "PackedCausalLM",
+    "WeightSource",
+    "build_causal_lm",
+    "export_plan",
+    "linear_log_probs",
+    "load_plan",
+]
