@@ -1,0 +1,60 @@
+"""The gradient norm over all ranks, and clipping by it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+
+
+def gradient_norm(parameters: Iterable[Parameter]) -> float:
+    """The L2 norm over all gradients, each element once, equal on all ranks; a missing gradient counts as 0.
+
+    Gradients may be plain tensors (held alike by every rank) and DTensors of any meshes: squares are summed
+    over the mesh axes that shard a tensor, never over those that replicate it. Sums are float64, so that the
+    order of parameters and shards does not show. Every rank of the gradients' meshes must call it.
+    """
+    shards: dict[tuple[ProcessGroup, ...], list[Tensor]] = defaultdict(list)
+    device = torch.device("cpu")
+    for parameter in parameters:
+        if parameter.grad is not None:
+            shards[_sharding_groups(parameter.grad)].append(local(parameter.grad))
+            device = parameter.device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for groups, gradients in shards.items():
+        norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float64))
+        squares = norms.square().sum()
+        for group in groups:
+            dist.all_reduce(squares, group=group)
+        total += squares
+    return float(total.sqrt())
+
+
+def clip_gradients(parameters: Iterable[Parameter], norm: float, clip_grad: float | None) -> None:
+    """Multiply all gradients in place by min(1, clip_grad / (norm + 1e-6)); None leaves them."""
+    if clip_grad is None:
+        return
+    factor = min(1.0, clip_grad / (norm + 1e-6))
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if factor < 1.0 and gradients:
+        torch._foreach_mul_(gradients, factor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _sharding_groups(gradient: Tensor) -> tuple[ProcessGroup, ...]:
+    """The groups over which this gradient's shards add up to the whole."""
+    if not isinstance(gradient, DTensor):
+        return ()
+    assert not any(place.is_partial() for place in gradient.placements), "a gradient still to be reduced"
+    mesh = gradient.device_mesh
+    return tuple(mesh.get_group(axis) for axis, place in enumerate(gradient.placements) if place.is_shard())
