@@ -45,7 +45,7 @@ def load(selection: Selection) -> LoadedEngine:
 
 
 def load_config_class(selection: Selection) -> type[Any]:
-    """The engine's settings alone, to validate a recipe before torch is imported. Neither prepares nor marks anything."""
+    """The engine's settings alone, to validate a recipe before torch is imported. Prepares and marks nothing."""
     return _class_of(selection, "config", selection.config)
 
 
@@ -99,7 +99,7 @@ def _prepare(selection: Selection) -> None:
         earlier = here.prepared[prepare]
         if earlier is not None:
             raise LaunchError(
-                f"Preparing {selection.owner} has already failed in this process ({type(earlier).__name__}: {earlier}); "
+                f"Preparing {selection.owner} has already failed in this process ({_said(earlier)}); "
                 "what it did until then cannot be undone.",
                 "Mend the cause and start a fresh process.",
             ) from earlier

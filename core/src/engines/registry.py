@@ -33,6 +33,7 @@ DENIED = "denied"
 """The reason for which a plugin on the deny list is unavailable."""
 IN_PROCESS = "in-process"
 """The distribution of engines that are registered in this process."""
+HERE = "registered in this process"
 
 
 class EngineFields(TypedDict, total=False):
@@ -100,7 +101,7 @@ class Registry:
         return self._installed + tuple(one for added in self._registrations for one in added.candidates)
 
     def availability(self, candidate: Candidate) -> Availability:
-        """Whether a candidate can be loaded here, and if not, why. An undecided tie is broken: its word means nobody."""
+        """Whether a candidate can be loaded here, and if not, why. In an undecided tie it is broken."""
         if candidate.plugin in self.denied():
             return Availability("unavailable", DENIED, f"take {candidate.plugin} out of {DENY_VARIABLE}")
         rivals = self._rivals(candidate)
@@ -156,7 +157,10 @@ class Registry:
         )
 
     def register(self, **fields: Unpack[EngineFields]) -> Registration:
-        """Add an engine to this process, as if its distribution were installed. Raises ConfigError for a wrong field."""
+        """Add an engine to this process, as if its distribution were installed.
+
+        Raises ConfigError for a wrong field.
+        """
         registration = _registration(fields)
         self._registrations.append(registration)
         return registration
@@ -209,14 +213,12 @@ def _decide(one: Candidate) -> str:
 
 def _candidates_of(plugin: Plugin) -> Iterator[Candidate]:
     for entry in plugin.manifest.engine:
-        yield from _candidates(
-            entry, plugin.id, plugin.distribution, plugin.version, plugin.manifest.summary, plugin.path
-        )
+        for one in _candidates(entry, plugin.id, plugin.manifest.summary):
+            yield replace(one, distribution=plugin.distribution, version=plugin.version, manifest=plugin.path)
 
 
-def _candidates(
-    entry: EngineEntry, id: str, distribution: str, version: str, summary: str, manifest: str
-) -> Iterator[Candidate]:
+def _candidates(entry: EngineEntry, id: str, summary: str) -> Iterator[Candidate]:
+    """The candidates of one entry, as if it were registered in this process."""
     for backend in entry.backend:
         for device in entry.device:
             yield Candidate(
@@ -225,10 +227,10 @@ def _candidates(
                 model_types=entry.model_type,
                 priority=entry.priority,
                 plugin=id,
-                distribution=distribution,
-                version=version,
+                distribution=IN_PROCESS,
+                version="",
                 summary=summary,
-                manifest=manifest,
+                manifest=HERE,
                 engine=entry.engine,
                 config=entry.config,
                 capabilities=frozenset(entry.capabilities),
@@ -243,7 +245,7 @@ def _candidates(
 def _registration(fields: EngineFields) -> Registration:
     given: dict[str, Any] = dict(fields)
     devices = tuple(given.pop("devices", ()))
-    summary = str(given.pop("summary", "registered in this process"))
+    summary = given.pop("summary", HERE)
     id = given.pop("id", None)
     objects = {key: given[key] for key in ("engine", "config", "prepare") if callable(given.get(key))}
     given |= {key: f"registered.{key}:Object" for key in objects}
@@ -257,7 +259,7 @@ def _registration(fields: EngineFields) -> Registration:
         entry = EngineEntry.model_validate(given)
     except ValidationError as error:
         raise ConfigError(f"This engine cannot be registered: {describe_faults(error)}.") from None
-    candidates = _candidates(entry, id or entry.backend[0], IN_PROCESS, "", summary, "registered in this process")
+    candidates = _candidates(entry, id or entry.backend[0], summary)
     return Registration(tuple(replace(one, **objects) for one in candidates), devices)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Installed:
     @cached_property
     def key(self) -> str:
         """The name as indexes compare it."""
-        return importlib_metadata.Prepared.normalize(self.name).replace("_", "-")
+        return re.sub(r"[-_.]+", "-", self.name).lower()
 
     @cached_property
     def declared(self) -> dict[str, str]:
@@ -100,7 +101,7 @@ def installed_versions() -> dict[str, list[Installed]]:
     for found in _declaring():
         by_name.setdefault(found.key, []).append(found)
     for key, declaring in by_name.items():
-        others = (Installed(dist) for dist in importlib_metadata.distributions(name=key))
+        others = (Installed(dist) for dist in importlib_metadata.Distribution.discover(name=key))
         known = {_identity(found) for found in declaring}
         # The path's order decides which is imported; a silent older version may come first.
         silent = [other for other in others if not other.declared and _identity(other) not in known]
@@ -111,7 +112,7 @@ def installed_versions() -> dict[str, list[Installed]]:
 
 def _declaring() -> Iterator[Installed]:
     seen: set[str] = set()
-    for dist in importlib_metadata.distributions():
+    for dist in importlib_metadata.Distribution.discover():
         found = Installed(dist)
         if found.declared and _identity(found) not in seen:
             seen.add(_identity(found))

@@ -39,7 +39,7 @@ def is_namespace(spec: ModuleSpec) -> bool:
 
 
 def _imported(name: str) -> ModuleSpec | None:
-    module = sys.modules[name]
+    module = sys.modules.get(name)
     if module is None:  # what blocks an import
         return None
     spec: ModuleSpec | None = getattr(module, "__spec__", None)
@@ -58,7 +58,7 @@ def _ask_finders(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         if find_spec is None:
             continue
         try:
-            spec = find_spec(name, path)
+            spec: ModuleSpec | None = find_spec(name, path)
         except KeyError:  # a namespace package below a parent that is not imported: importlib looks for the parent
             spec = _nested_namespace(name, path or ())
         if spec is not None:

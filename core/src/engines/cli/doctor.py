@@ -1,0 +1,98 @@
+"""`engines doctor`: what is broken among the installed plugins, and what to do."""
+
+from __future__ import annotations
+
+import json
+import platform
+from typing import Any
+
+import click
+
+from engines.devices import Presence, presence
+from engines.errors import BrokenPlugin, EnginesError
+from engines.registry import Candidate, registry
+
+
+@click.command
+@click.option("--load", "load_all", is_flag=True, help="Also import each available engine, in a process of its own.")
+@click.option("--json", "as_json", is_flag=True, help="The findings as one object.")
+def doctor(load_all: bool, as_json: bool) -> int:
+    """Find what is broken among the installed plugins. Exit code 1 if anything is, else 0.
+
+    An engine whose device or requirements are missing here is unavailable, not broken.
+    """
+    broken = [one.error() for one in (*registry.broken(), *registry.conflicts())]
+    loaded, unloadable = _load_all() if load_all else ([], [])
+    broken += unloadable
+    devices = {spec.name: presence(spec) for spec in registry.devices().values()}
+    if as_json:
+        click.echo(json.dumps(_report(devices, loaded, broken), indent=2))
+    else:
+        _print(devices, loaded, broken)
+    return 1 if broken else 0
+
+
+def _load_all() -> tuple[list[Candidate], list[BrokenPlugin]]:
+    """Load each distinct engine that is available; what users must mend elsewhere counts as broken here."""
+    from engines.cli.probe import load_error
+
+    loaded, broken = [], []
+    seen: set[tuple[Any, ...]] = set()
+    for one in registry.candidates():
+        key = (one.distribution, one.engine, one.config, one.prepare)
+        if key in seen or not registry.availability(one).available:
+            continue
+        seen.add(key)
+        error = load_error(one, registry)
+        if error is None:
+            loaded.append(one)
+        else:
+            broken.append(_as_broken(one, error))
+    return loaded, broken
+
+
+def _as_broken(one: Candidate, error: EnginesError) -> BrokenPlugin:
+    if isinstance(error, BrokenPlugin):
+        return error
+    owner = f"{one.distribution} {one.version}".rstrip()
+    return BrokenPlugin(owner, one.plugin, one.manifest, error.message, error.remedy or "see above")
+
+
+def _print(devices: dict[str, Presence], loaded: list[Candidate], broken: list[BrokenPlugin]) -> None:
+    click.echo(f"engines-core {_core_version()}, Python {platform.python_version()}")
+    for name, found in devices.items():
+        looked_for = f" ({', '.join(found.looked_for)})" if found.looked_for else ""
+        click.echo(f"  device  {name:<8} {'present' if found.present else 'absent '}  {found.how}{looked_for}")
+    owners = {(one.plugin, f"{one.distribution} {one.version}"): one.manifest for one in registry.candidates()}
+    for (id, owner), manifest in owners.items():
+        click.echo(f"  plugin  {id:<8} {owner}  {manifest}")
+    for one in loaded:
+        click.echo(f"  loaded  {one.backend:<8} {one.engine}")
+    for error in broken:
+        click.echo(f"{click.style('broken', fg='red')}  {error}")
+    click.echo(f"{len(broken)} broken." if broken else "Nothing is broken.")
+
+
+def _report(devices: dict[str, Presence], loaded: list[Candidate], broken: list[BrokenPlugin]) -> dict[str, Any]:
+    keys = ("distribution", "entry_point", "file", "cause", "remedy")
+    return {
+        "ok": not broken,
+        "core": _core_version(),
+        "python": platform.python_version(),
+        "devices": [
+            {"name": name, "present": found.present, "how": found.how, "looked_for": list(found.looked_for)}
+            for name, found in devices.items()
+        ],
+        "plugins": sorted({one.plugin for one in registry.candidates()}),
+        "loaded": [{"backend": one.backend, "engine": one.engine} for one in loaded],
+        "broken": [{key: getattr(error, key) for key in keys} for error in broken],
+    }
+
+
+def _core_version() -> str:
+    from importlib_metadata import PackageNotFoundError, version
+
+    try:
+        return version("engines-core")
+    except PackageNotFoundError:
+        return "(not installed)"
