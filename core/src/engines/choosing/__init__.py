@@ -47,9 +47,8 @@ def choose(asked: Asked, field: Field) -> Selection:
     highest = max(one.priority for one in available)
     best = [one for one in available if one.priority == highest]
     if len(best) > 1:
-        raise trace.error(
-            f"{asked.model_type} on {device} has several owners of equal priority {highest}.", _tie(best)
-        )
+        said = f"{asked.model_type} on {device} has several owners of equal priority {highest}."
+        raise trace.error(said, _settle(best))
     trace.take(best[0], len(available))
     return select(best[0], asked.model_type, field.devices[device], device_reason, trace.lines())
 
