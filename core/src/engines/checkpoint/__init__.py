@@ -1,0 +1,23 @@
+"""Checkpoints: engines hand over shards, this room writes and reads the files. See docs/checkpoints.md."""
+
+from __future__ import annotations
+
+from engines.checkpoint.fingerprint import compare, fingerprint
+from engines.checkpoint.manifest import CheckpointInfo, Manifest, ModelFingerprint
+from engines.checkpoint.reading import Checkpoint, PartReader, open
+from engines.checkpoint.saving import save
+from engines.checkpoint.store import CheckpointStore, Listing
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointInfo",
+    "CheckpointStore",
+    "Listing",
+    "Manifest",
+    "ModelFingerprint",
+    "PartReader",
+    "compare",
+    "fingerprint",
+    "open",
+    "save",
+]

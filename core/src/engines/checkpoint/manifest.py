@@ -1,0 +1,149 @@
+"""What a checkpoint says about itself: `manifest.json`, written last, and `index.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import xxhash
+from pydantic import Field, JsonValue, ValidationError
+
+from engines.checkpoint import strict_json
+from engines.config import Config
+from engines.errors import CheckpointError
+from engines.weights.safetensors_file import DTYPES
+
+M = TypeVar("M", bound=Config)
+Part = Literal["model", "optimizer"]
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+INDEX = "index.json"
+STATE = "state.json"
+
+Count = Annotated[int, Field(ge=0)]
+Extents = tuple[Count, ...]
+FileName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*\.(json|safetensors)$")]
+"""No folder in it: nothing outside the checkpoint is ever opened."""
+
+DtypeName = Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
+
+
+class ModelFingerprint(Config):
+    """Which model, and which vocabulary, a checkpoint is of."""
+
+    config: dict[str, JsonValue]
+    """The model folder's config.json without what says nothing about the weights (paths, versions, dtype)."""
+    tokenizer_xxh3: str | None
+    """xxh3_128 of its tokenizer.json; None where it has none."""
+
+    @property
+    def architecture(self) -> str:
+        """The class that transformers would build."""
+        named = self.config.get("architectures")
+        return str(named[0]) if isinstance(named, list) and named else "unknown"
+
+
+class CheckpointInfo(Config):
+    """What is saved, by whom, at which layout."""
+
+    step: Count
+    """Optimizer steps done."""
+    backend: str
+    device: str
+    distributions: dict[str, str]
+    """Versions of what took part, by distribution: engines-core, the engine's own, torch, ..."""
+    model: ModelFingerprint
+    optimizer: dict[str, JsonValue] | None
+    """Settings that a resumed run must share; None where none is held."""
+    world_size: Annotated[int, Field(ge=1)]
+    layout: dict[str, int | bool]
+    """Every parallel size under its name in a recipe."""
+
+
+class FileRecord(Config):
+    """A file as it was written."""
+
+    size: Count
+    xxh3: str
+    """xxh3_128 of its bytes, in hex."""
+
+
+class Manifest(Config):
+    """`manifest.json`: a folder that has a valid one is a complete checkpoint."""
+
+    format: Literal[1] = 1
+    info: CheckpointInfo
+    contents: tuple[Part, ...]
+    """Parts whose tensors are there; state and rank state always are."""
+    files: dict[FileName, FileRecord]
+    """Every other file of the folder."""
+
+
+class Piece(Config):
+    """A block of a tensor, as one entry of a safetensors file."""
+
+    file: FileName
+    entry: str
+    offset: Extents
+    shape: Extents
+
+
+class TensorRecord(Config):
+    """A tensor and the disjoint pieces that cover it."""
+
+    shape: Extents
+    dtype: DtypeName
+    """In safetensors' spelling."""
+    pieces: tuple[Piece, ...]
+
+
+class Index(Config):
+    """`index.json`: every tensor by key."""
+
+    tensors: dict[str, TensorRecord]
+
+
+def seal(manifest: Manifest) -> bytes:
+    """The contents of `manifest.json`: the manifest and a checksum of it."""
+    data = manifest.model_dump(mode="json")
+    return (json.dumps({**data, "xxh3": _checksum(data)}, indent=1) + "\n").encode()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises `CheckpointError` for a folder without one (incomplete), and for one that was changed (damaged)."""
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no checkpoint {folder}")
+    file = folder / MANIFEST
+    if not file.exists():
+        raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}")
+    data = strict_json.read(file)
+    if not isinstance(data, dict) or "format" not in data:
+        raise CheckpointError(f"{file} is damaged: it is not a checkpoint's manifest")
+    if data["format"] != FORMAT:
+        raise CheckpointError(
+            f"{file} has format {data['format']!r}; this version of engines-core reads format {FORMAT}",
+            "use the version of engines-core that wrote it",
+        )
+    if data.pop("xxh3", None) != _checksum(data):
+        raise CheckpointError(f"{file} is damaged: its checksum is not that of its contents")
+    return _validated(Manifest, data, file)
+
+
+def read_index(folder: Path) -> Index:
+    """Raises `CheckpointError` if it is missing or no index."""
+    return _validated(Index, strict_json.read(folder / INDEX), folder / INDEX)
+
+
+def _validated(model: type[M], data: Any, file: Path) -> M:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{file} is damaged: {place}: {first['msg']}") from error
+
+
+def _checksum(data: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(data, sort_keys=True, separators=(",", ":")).encode())

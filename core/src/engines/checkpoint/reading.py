@@ -1,0 +1,197 @@
+"""Reading a checkpoint, at any layout."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from engines.agreement import Peers
+from engines.checkpoint import strict_json
+from engines.checkpoint.manifest import (
+    STATE,
+    CheckpointInfo,
+    Index,
+    Manifest,
+    Piece,
+    TensorRecord,
+    read_index,
+    read_manifest,
+)
+from engines.checkpoint.pieces import overlap
+from engines.checkpoint.rank_state import read_rank_state
+from engines.errors import CheckpointError, did_you_mean
+from engines.weights.durable import local_folder
+from engines.weights.safetensors_file import DTYPES, SafetensorsFile
+
+
+class Checkpoint:
+    """A complete checkpoint on disk. Any process may open one; `engines.checkpoint.open` also verifies it.
+
+    Raises `CheckpointError` where the folder is missing, incomplete or damaged, naming the file. Nothing in it is
+    ever unpickled or run.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = local_folder(path, error=CheckpointError)
+        self.manifest: Manifest = read_manifest(self.path)
+
+    @property
+    def info(self) -> CheckpointInfo:
+        """Which step, engine, model and layout it is of."""
+        return self.manifest.info
+
+    @cached_property
+    def index(self) -> Index:
+        """Where the pieces of every tensor lie."""
+        return read_index(self.path)
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """What `save` was given as `state`."""
+        state: dict[str, Any] = strict_json.read(self.path / STATE)
+        return state
+
+    def rank_state(self, rank: int) -> dict[str, Any] | None:
+        """What `rank` gave to `save` as `rank_state`; None where fewer ranks saved."""
+        size = self.info.world_size
+        if rank >= size:
+            return None
+        return read_rank_state(self.path / f"rank-{rank:05d}-of-{size:05d}.safetensors")
+
+    def reader(self, parts: Iterable[str]) -> PartReader:
+        """Tensors of the named parts ("model", "optimizer"). Raises `CheckpointError` if one wasn't saved."""
+        wanted = frozenset(parts)
+        absent = wanted - set(self.manifest.contents)
+        if absent:
+            held = ", ".join(self.manifest.contents) or "no tensors"
+            raise CheckpointError(f"{self.path} holds {held}, but not {', '.join(sorted(absent))}")
+        return PartReader(
+            self.path, {k: record for k, record in self.index.tensors.items() if k.partition(".")[0] in wanted}
+        )
+
+    def faults(self, *, checksums: bool = True, files: Iterable[str] | None = None) -> list[str]:
+        """One line for each of `files` (None: all) that is not as it was written; without `checksums` by size."""
+        names = self.manifest.files if files is None else files
+        return [fault for name in names if (fault := self._fault(name, checksums))]
+
+    def verify(self, group: ProcessGroup | None = None) -> None:
+        """Compare every file's size and checksum; the ranks of `group`, which all call this, share the work.
+
+        Raises `CheckpointError` on every rank, with one line per damaged file of the first rank that found any.
+        """
+        peers = Peers.of(group)
+        with peers.all_or_none(f"{self.path} is damaged", error=CheckpointError):
+            faults = self.faults(files=sorted(self.manifest.files)[peers.rank :: peers.size])
+            if faults:
+                raise CheckpointError("\n".join(faults))
+
+    def _fault(self, name: str, checksums: bool) -> str | None:
+        path, record = self.path / name, self.manifest.files[name]
+        if not path.is_file():
+            return f"{path} is missing"
+        size = path.stat().st_size
+        if size != record.size:
+            return f"{path} has {size} bytes, {record.size} were written"
+        if checksums and _xxh3(path) != record.xxh3:
+            return f"{path} has changed since it was written: its checksum is another"
+        return None
+
+
+class PartReader:
+    """`engines.contract.ShardReader` of a checkpoint: reads the pieces that a block overlaps, and no others."""
+
+    def __init__(self, path: Path, tensors: dict[str, TensorRecord]) -> None:
+        self._path = path
+        self._tensors = tensors
+        self._files: dict[str, SafetensorsFile] = {}
+
+    def keys(self) -> frozenset[str]:
+        """Every key of the parts that are being loaded."""
+        return frozenset(self._tensors)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Global shape of a tensor. Raises `CheckpointError` with the closest key if it is unknown."""
+        return self._record(key).shape
+
+    def read(self, key: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """The block at `offset` with `shape`, on the CPU, in the dtype that was saved.
+
+        Raises `CheckpointError` for an unknown key, a block that reaches out of the tensor, and a file that isn't
+        what the index says.
+        """
+        record = self._record(key)
+        if not _is_block(record.shape, offset, shape):
+            raise CheckpointError(
+                f"{self._path}: {key} has shape {record.shape}; {tuple(shape)} at {tuple(offset)} reaches out of it"
+            )
+        whole_piece = [p for p in record.pieces if p.offset == tuple(offset) and p.shape == tuple(shape)]
+        if whole_piece:
+            return self._read_piece(record, whole_piece[0], None)
+        block = torch.empty(tuple(shape), dtype=DTYPES[record.dtype])
+        covered = 0
+        for piece in record.pieces:
+            meeting = overlap(offset, shape, piece)
+            if meeting:
+                in_block, in_piece = meeting
+                found = self._read_piece(record, piece, in_piece)
+                block[in_block] = found
+                covered += found.numel()
+        if covered != prod(shape):
+            raise CheckpointError(
+                f"{self._path}: only {covered} of {prod(shape)} elements of {key} at {tuple(offset)} are there"
+            )
+        return block
+
+    def close(self) -> None:
+        """Unmap the files."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _record(self, key: str) -> TensorRecord:
+        if key not in self._tensors:
+            raise CheckpointError(f"{self._path} has no tensor {key!r}.{did_you_mean(key, self._tensors)}")
+        return self._tensors[key]
+
+    def _read_piece(self, record: TensorRecord, piece: Piece, index: tuple[slice, ...] | None) -> Tensor:
+        file = self._files.get(piece.file)
+        if file is None:
+            file = self._files[piece.file] = SafetensorsFile(self._path / piece.file, error=CheckpointError)
+        found = (file.shape(piece.entry), file.dtype(piece.entry))
+        if found != (piece.shape, DTYPES[record.dtype]):
+            raise CheckpointError(
+                f"{file.path}: {piece.entry} is {found[1]} {found[0]}, the index says {record.dtype} {piece.shape}"
+            )
+        return file.read(piece.entry, index)
+
+
+def open(path: str | Path, *, group: ProcessGroup | None = None) -> Checkpoint:
+    """Open a checkpoint and verify all of it. Every rank of `group` calls this; they share the work.
+
+    Raises `CheckpointError`, on every rank, if it is missing, incomplete or damaged.
+    """
+    with Peers.of(group).all_or_none(f"cannot open {path}", error=CheckpointError):
+        checkpoint = Checkpoint(path)
+    checkpoint.verify(group)
+    return checkpoint
+
+
+def _is_block(whole: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> bool:
+    return len(whole) == len(offset) == len(shape) and all(
+        start >= 0 and length >= 0 and start + length <= full
+        for start, length, full in zip(offset, shape, whole, strict=True)
+    )
+
+
+def _xxh3(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

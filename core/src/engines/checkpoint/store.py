@@ -1,0 +1,103 @@
+"""The folder that holds a run's checkpoints; what it says is read from the disk each time."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.checkpoint.reading import Checkpoint
+from engines.errors import CheckpointError
+from engines.weights.durable import Leftover, leftovers, local_folder, remove
+
+STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What lies in a folder of checkpoints."""
+
+    complete: dict[int, Path]
+    """By step, ascending: the manifest is valid, and every file is there with its size."""
+    damaged: dict[Path, str]
+    """Folders named like a checkpoint that aren't complete, and why."""
+    leftovers: list[Leftover]
+    """What an interrupted save, replacement or deletion left."""
+
+
+class CheckpointStore:
+    """The folder `checkpoints/` of a run: `step-N` after N steps. One process writes and cleans up.
+
+    There is no file that says which checkpoint is the latest: what is complete on disk says it, also in a new
+    process and after any crash.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = local_folder(folder, error=CheckpointError)
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of `step` is, or will be."""
+        return self.folder / f"step-{step}"
+
+    def listing(self) -> Listing:
+        """Look at the folder; nothing is changed. An absent folder holds nothing."""
+        if not self.folder.is_dir():
+            return Listing({}, {}, [])
+        paths = {int(match[1]): path for path in self.folder.iterdir() if (match := STEP.fullmatch(path.name))}
+        faults = {step: _fault(paths[step]) for step in sorted(paths)}
+        return Listing(
+            complete={step: paths[step] for step, fault in faults.items() if fault is None},
+            damaged={paths[step]: fault for step, fault in faults.items() if fault is not None},
+            leftovers=[one for one in leftovers(self.folder) if STEP.fullmatch(one.target.name)],
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        return list(self.listing().complete)
+
+    def latest(self) -> Path | None:
+        """The complete checkpoint of the highest step."""
+        complete = self.listing().complete
+        return complete[max(complete)] if complete else None
+
+    def clean_up(self) -> list[str]:
+        """Remove what interrupted saves and deletions left, and return one line about each.
+
+        Call it where no other process writes. A checkpoint that was moved aside for one that then didn't come is
+        put back. Damaged folders stay: they may be worth a look.
+        """
+        done = []
+        for leftover in self.listing().leftovers:
+            path, target = leftover.path, leftover.target
+            if leftover.purpose == "replaced" and not target.exists() and _fault(path, target.name) is None:
+                path.rename(target)
+                done.append(f"{target}: put back, since what was to replace it was never finished")
+            else:
+                shutil.rmtree(path)
+                what = "a checkpoint that was never finished" if leftover.purpose == "tmp" else "a deleted checkpoint"
+                done.append(f"{path}: removed, {what}")
+        return done
+
+    def retain(self, keep: int) -> list[Path]:
+        """Delete all complete checkpoints but the `keep` latest; return those deleted.
+
+        They are counted on disk, so those of earlier processes count too; damaged ones do not, so the last
+        complete one always stays.
+        """
+        assert keep >= 1, f"keep={keep} would delete the last checkpoint"
+        doomed = list(self.listing().complete.values())[:-keep]
+        for path in doomed:
+            remove(path)
+        return doomed
+
+
+def _fault(path: Path, name: str | None = None) -> str | None:
+    try:
+        checkpoint = Checkpoint(path)
+    except CheckpointError as error:
+        return str(error)
+    if (name or path.name) != f"step-{checkpoint.info.step}":
+        return f"{path} is the checkpoint of step {checkpoint.info.step}"
+    faults = checkpoint.faults(checksums=False)
+    return faults[0] if faults else None

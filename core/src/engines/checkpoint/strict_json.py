@@ -1,0 +1,49 @@
+"""JSON that comes back as it went in, and errors that name the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engines.errors import CheckpointError
+
+
+def encode(value: Any, *, what: str, indent: int | None = None) -> bytes:
+    """`value` as JSON. Raises TypeError, naming `what`, if reading it back would give anything else.
+
+    That is so for tuples, keys that aren't strings, NaN and infinity.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, indent=indent)
+    except (TypeError, ValueError) as cause:
+        raise TypeError(f"{what} must hold JSON values only: {cause}") from cause
+    changed = _changed(value, json.loads(text))
+    if changed is not None:
+        raise TypeError(f"{what} must hold JSON values only; JSON would change {changed}")
+    return text.encode()
+
+
+def read(file: Path) -> Any:
+    """The contents of a JSON file. Raises `CheckpointError` if it is missing or not JSON."""
+    try:
+        return json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing") from None
+    except (ValueError, RecursionError) as cause:
+        raise CheckpointError(f"{file} is not JSON: {cause}") from cause
+
+
+def _changed(before: Any, after: Any, place: str = "") -> str | None:
+    """The first place where the two differ in type or value."""
+    if isinstance(before, dict):
+        if list(before) != list(after):
+            return f"the keys {list(before)} at {place or 'the top'}"
+        pairs = [(f"{place}.{key}".lstrip("."), before[key], after[key]) for key in before]
+    elif isinstance(before, list):
+        pairs = [(f"{place}[{i}]", *items) for i, items in enumerate(zip(before, after, strict=True))]
+    elif type(before) is type(after) and before == after:
+        return None
+    else:
+        return f"{before!r} at {place or 'the top'}"
+    return next((found for where, a, b in pairs if (found := _changed(a, b, where))), None)

@@ -1,0 +1,170 @@
+"""Writing a Hugging Face model folder from a stream of tensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from engines.agreement import Peers
+from engines.errors import ModelError
+from engines.weights.durable import leftovers, local_folder, publish, temporary_name, write_chunks
+from engines.weights.pretrained_folder import WEIGHTS, WEIGHTS_INDEX, read_config
+from engines.weights.safetensors_file import write_safetensors
+
+MAX_SHARD_BYTES = 10**9
+
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "chat_template.*",
+    "additional_chat_templates",
+    "*processor_config.json",
+    "*.py",
+)
+"""What a model folder holds beside config and weights, and transformers may need to load it."""
+
+
+def write_pretrained(
+    stream: Iterable[tuple[str, Tensor]],
+    *,
+    source: Path,
+    target: Path,
+    dtype: torch.dtype,
+    is_writer: bool,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    group: ProcessGroup | None = None,
+) -> None:
+    """Write the folder `target` as `save_pretrained` of the model would. Every rank of `group` calls this.
+
+    `stream`: (Hugging Face name, full tensor), drained by every rank; floating-point tensors are cast to `dtype`.
+    `source`: the model's own folder, from which config, tokenizer and chat template come. `is_writer`: True on
+    exactly one rank, which holds at most `max_shard_bytes` (or one larger tensor) in memory.
+
+    The folder appears when all of it is on the disk, and replaces an earlier export then. If the writer fails, the
+    stream is drained all the same, so that no rank waits for another, and every rank raises `ModelError`.
+    """
+    peers = Peers.of(group)
+    writer: _FolderWriter | None = None
+    failure: Exception | None = None
+    try:
+        with peers.all_or_none(f"cannot export to {target}", error=ModelError):
+            if is_writer:
+                writer = _FolderWriter(source, target, dtype, max_shard_bytes)
+        for name, tensor in stream:
+            try:
+                if writer is not None and failure is None:
+                    writer.add(name, tensor)
+            except Exception as error:  # noqa: BLE001 (raised on all ranks when the stream has ended)
+                failure = error
+        with peers.all_or_none(f"cannot export to {target}", error=ModelError):
+            if failure is not None:
+                raise failure
+            if writer is not None:
+                writer.finish()
+    finally:
+        if writer is not None:
+            writer.discard()
+
+
+class _FolderWriter:
+    """Collects tensors into shards of a temporary folder; `finish` gives it its name."""
+
+    def __init__(self, source: Path, target: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:
+        self._source, self._target = source, local_folder(target, error=ModelError)
+        self._dtype = dtype
+        self._max_shard_bytes = max_shard_bytes
+        self._config = {**read_config(source), "dtype": str(dtype).removeprefix("torch.")}
+        self._config.pop("torch_dtype", None)
+        self._check_target()
+        self._bucket: dict[str, Tensor] = {}
+        self._bucket_bytes = 0
+        self._shard_of: dict[str, int] = {}
+        self._num_shards = 0
+        self._total_bytes = self._total_parameters = 0
+        self._temporary = temporary_name(self._target)
+        self._temporary.mkdir(parents=True)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take a copy of a tensor; write a shard if it is full without this one."""
+        if name in self._shard_of:
+            raise ModelError(f"the engine sent {name} twice")
+        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+        if self._bucket and self._bucket_bytes + tensor.numel() * dtype.itemsize > self._max_shard_bytes:
+            self._write_shard()
+        copy = tensor.detach().to("cpu", dtype, copy=True)  # the engine may reuse what it sent
+        self._bucket[name] = copy
+        self._shard_of[name] = self._num_shards
+        self._bucket_bytes += copy.nbytes
+        self._total_bytes += copy.nbytes
+        self._total_parameters += copy.numel()
+
+    def finish(self) -> None:
+        """Write what is left and all that isn't weights, and publish the folder."""
+        if not self._bucket:
+            raise ModelError("the engine sent no weights")
+        self._write_shard()
+        self._name_shards()
+        self._write_json("config.json", self._config)
+        for pattern in COMPANIONS:
+            for file in self._source.glob(pattern):
+                self._copy(file, self._temporary / file.name)
+        publish(self._temporary, self._target)
+        for leftover in leftovers(self._target.parent):
+            if leftover.target == self._target:
+                shutil.rmtree(leftover.path)
+
+    def discard(self) -> None:
+        """Remove the temporary folder, unless it was published."""
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _check_target(self) -> None:
+        target = self._target
+        if target.exists() and target.samefile(self._source):
+            raise ModelError(f"{target} is the model's own folder", "export to another one")
+        if target.is_dir() and any(target.iterdir()) and not (target / "config.json").exists():
+            raise ModelError(
+                f"{target} holds files, but no model that an export could replace", "name an empty or new folder"
+            )
+        if target.exists() and not target.is_dir():
+            raise ModelError(f"{target} is a file", "name an empty or new folder")
+
+    def _write_shard(self) -> None:
+        write_safetensors(self._temporary / f"shard-{self._num_shards}", self._bucket, {"format": "pt"})
+        self._num_shards += 1
+        self._bucket, self._bucket_bytes = {}, 0
+
+    def _name_shards(self) -> None:
+        count = self._num_shards
+        files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [WEIGHTS]
+        for i, file in enumerate(files):
+            (self._temporary / f"shard-{i}").rename(self._temporary / file)
+        if count == 1:
+            return
+        weight_map = {name: files[i] for name, i in self._shard_of.items()}
+        totals = {"total_parameters": self._total_parameters, "total_size": self._total_bytes}
+        self._write_json(WEIGHTS_INDEX, {"metadata": totals, "weight_map": weight_map})
+
+    def _write_json(self, name: str, data: dict[str, Any]) -> None:
+        text = json.dumps(data, indent=2, sort_keys=True) + "\n"
+        write_chunks(self._temporary / name, [text.encode()])
+
+    def _copy(self, file: Path, copy: Path) -> None:
+        if file.is_dir():
+            copy.mkdir()
+            for inner in file.iterdir():
+                self._copy(inner, copy / inner.name)
+        else:
+            write_chunks(copy, [file.read_bytes()])
