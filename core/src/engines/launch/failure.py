@@ -1,0 +1,84 @@
+"""What the launcher says when a run fails: the first cause, once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from engines.errors import EnginesError
+from engines.launch.exchange import Exchange
+from engines.launch.processes import RankProcess
+from engines.launch.reports import Death, Report, first_cause
+
+_SUSPICIOUS_S: Final = 5.0
+"""A rank that was silent for so long when others lost it is named as the cause."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A rank that shows no sign of life."""
+
+    rank: int
+    seconds: float
+    place: str
+    stopped: bool
+
+    def __str__(self) -> str:
+        state = ", because somebody stopped its process (SIGSTOP)" if self.stopped else ""
+        return f"rank {self.rank} has shown no sign of life for {self.seconds:.0f} s, since {self.place}{state}"
+
+
+def silent_ranks(ranks: Sequence[RankProcess], timeout_s: float, *, late: bool = False) -> list[Silent]:
+    """Ranks that run and say nothing: for `timeout_s` if `late`, else for suspiciously long."""
+    limit = timeout_s if late else min(timeout_s, _SUSPICIOUS_S)
+    return [
+        Silent(rank.rank, seconds, rank.watch.place(), rank.is_stopped())
+        for rank in ranks
+        if (seconds := rank.watch.silent_s()) > limit and rank.code is None
+    ]
+
+
+def fail_silent(silent: Sequence[Silent], timeout_s: float) -> int:
+    """Say which ranks hang; returns the exit code."""
+    _say("\n".join(map(str, silent)), f"launch.timeout_s is {timeout_s:g}; the run was ended.")
+    return 1
+
+
+def fail(
+    ranks: Sequence[RankProcess], codes: Sequence[int | None], silent: Sequence[Silent], exchange: Exchange
+) -> int:
+    """Say why the run failed; returns the exit code. `codes`: before the launcher ended anything itself.
+
+    Raises `EnginesError` where that is the first cause, with the rank's traceback as a note.
+    """
+    reports = [report for rank in ranks if (report := Report.read(exchange.report(rank.rank)))]
+    reported = {report.rank for report in reports}
+    deaths = [
+        Death(rank.rank, code)
+        for rank, code in zip(ranks, codes, strict=True)
+        if code not in (None, 0) and rank.rank not in reported
+    ]
+    cause = first_cause(reports, deaths)
+    match cause:
+        case Report(kind="user"):
+            error = EnginesError(cause.message, cause.remedy)
+            error.add_note(f"In rank {cause.rank}:\n{cause.traceback}")
+            raise error
+        case Report(kind="stopped"):
+            _say(cause.message.partition(": ")[2])
+        case Report(kind="peer") if silent:
+            _say("\n".join(map(str, silent)), f"Others waited for it: rank {cause.rank}: {cause.message}")
+        case Report(kind="peer"):
+            places = "\n".join(f"  rank {rank.rank}: {rank.watch.place()}" for rank in ranks)
+            _say(f"rank {cause.rank} lost the others: {cause.message}", f"They were at\n{places}\n{cause.traceback}")
+        case Report():
+            _say(f"rank {cause.rank} failed: {cause.message}", cause.traceback)
+        case Death():
+            _say(str(cause), ranks[cause.rank].last_output())
+    return 1
+
+
+def _say(message: str, details: str = "") -> None:
+    print(f"engines: {message}", *([details.rstrip()] if details else []), sep="\n", file=sys.stderr)

@@ -1,0 +1,39 @@
+"""No rank outlives the process that started it, however that one dies."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_INTERVAL_S: Final = 1.0
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process, by SIGKILL, when the process `parent`, which started it, ends. Call it first thing.
+
+    On Linux the kernel does it at once; a thread that looks every second does it everywhere else, and where the
+    kernel's way is lost (it ends with the *thread* that started this process, and is cleared by some execs).
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        _end()
+    threading.Thread(target=_watch, args=(parent,), name="parent watch", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_INTERVAL_S)
+    _end()
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,68 @@
+"""What ranks run, and what each knows about itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from engines.launch.heartbeat import Heartbeat
+from engines.launch.stopping import StopRequest
+
+
+class RunFailed(RuntimeError):
+    """A run that ends by itself and says why in its message; exit code 1, without a traceback."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function that every rank runs: `target` is its `module:function`, called with (payload, Rank)."""
+
+    target: str
+    payload: Mapping[str, Any]
+    """JSON."""
+    num_ranks: int
+    timeout_s: float
+    """A rank that shows no sign of life for so long ends the run."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment that the ranks need from their first instruction on, where the user didn't set it."""
+
+    def write(self, file: Path) -> None:
+        """Where ranks read it."""
+        file.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, file: Path) -> Job:
+        """What the launcher wrote."""
+        return cls(**json.loads(file.read_text()))
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process among those of the run."""
+
+    rank: int
+    num_ranks: int
+    stop: StopRequest
+    heartbeat: Heartbeat | None = None
+    """None under torchrun."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.rank == 0
+
+    def at(self, place: str) -> None:
+        """Say what this rank is doing ("step 12"), for the report if the run hangs."""
+        if self.heartbeat is not None:
+            self.heartbeat.place = place
+
+
+def run_target(job: Job, rank: Rank) -> int:
+    """Call the job's function; returns the exit code."""
+    module, _, name = job.target.partition(":")
+    function: Callable[[Mapping[str, Any], Rank], int] = getattr(import_module(module), name)
+    return function(job.payload, rank)

@@ -1,0 +1,91 @@
+"""Starts the ranks of a run on this machine, watches them, and ends all when one fails."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from engines.launch.exchange import Exchange
+from engines.launch.failure import fail, fail_silent, silent_ranks
+from engines.launch.job import Job
+from engines.launch.processes import RankProcess, end_all, start_ranks
+from engines.launch.stopping import STOP_SIGNALS, exit_code, handled_signals
+
+_POLL_S: Final = 0.05
+_GRACE_S: Final = 3.0
+"""How long ranks may take to report and to end by themselves, once one has failed."""
+_GRACEFUL: Final = frozenset({0, *map(exit_code, STOP_SIGNALS)})
+
+
+def launch(job: Job) -> int:
+    """Run the job's ranks to their end; returns the exit code. From the main thread only.
+
+    Ctrl-C and SIGTERM are passed on, so that the ranks stop after their step; a second one ends them at once.
+    Raises `EnginesError` where that is what ended the rank that failed first; any other failure is described on
+    standard error. No rank is left behind.
+    """
+    with tempfile.TemporaryDirectory(prefix="engines-") as name:
+        exchange = Exchange(Path(name))
+        ranks: list[RankProcess] = []
+        try:
+            with _passing_on_signals(ranks) as asked:
+                for rank in start_ranks(job, exchange):
+                    ranks.append(rank)
+                    asked.repeat(rank)
+                return _watch(ranks, asked, exchange, job.timeout_s)
+        finally:
+            end_all(ranks)
+
+
+class _Asked:
+    """What signals asked the launcher for."""
+
+    def __init__(self, ranks: Sequence[RankProcess]) -> None:
+        self.signal = 0
+        self._ranks = ranks
+
+    def note(self, signum: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        again = self.signal != 0
+        self.signal = signum
+        for rank in self._ranks:
+            rank.send(signal.SIGKILL if again else signum)
+
+    def repeat(self, rank: RankProcess) -> None:
+        """Tell a rank that started after the signal came."""
+        if self.signal:
+            rank.send(self.signal)
+
+
+@contextmanager
+def _passing_on_signals(ranks: Sequence[RankProcess]) -> Iterator[_Asked]:
+    asked = _Asked(ranks)
+    before = {each: signal.signal(each, asked.note) for each in handled_signals()}
+    try:
+        yield asked
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _watch(ranks: Sequence[RankProcess], asked: _Asked, exchange: Exchange, timeout_s: float) -> int:
+    while True:
+        codes = [rank.code for rank in ranks]
+        ended = [code for code in codes if code is not None]
+        if asked.signal and any(code < 0 for code in ended):
+            return exit_code(asked.signal)  # before it could listen, or at the second request
+        if not _GRACEFUL.issuperset(ended):
+            silent = silent_ranks(ranks, timeout_s)
+            end_all(ranks, within_s=_GRACE_S)
+            return fail(ranks, codes, silent, exchange)
+        if len(ended) == len(ranks):
+            return max(ended)
+        if silent := silent_ranks(ranks, timeout_s, late=True):
+            return fail_silent(silent, timeout_s)
+        time.sleep(_POLL_S)

@@ -1,0 +1,105 @@
+"""What can be said about a Hugging Face model folder without importing torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.errors import ModelError
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder whose config.json can be read and whose weights are all there."""
+
+    path: Path
+    vocab_size: int
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether any file of a tokenizer is there."""
+        return any((self.path / name).is_file() for name in _TOKENIZER_FILES)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the tokenizer comes with a chat template, in a file of its own or in its config."""
+        if (self.path / "chat_template.jinja").is_file() or (self.path / "chat_template.json").is_file():
+            return True
+        config = self.path / "tokenizer_config.json"
+        return config.is_file() and bool(_read_object(config).get("chat_template"))
+
+
+def inspect_model(folder: Path) -> ModelFolder:
+    """Look at a model folder. Raises `ModelError`, naming the file, where it can't be a model that loads."""
+    if not folder.is_dir():
+        raise ModelError(f"model.path: there is no folder {folder}", _similar(folder))
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise ModelError(f"model.path: {folder} holds no config.json, so it is not a Hugging Face model folder")
+    config = _read_object(config_file)
+    if not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{config_file} names no model_type, so nobody knows which model it is")
+    _check_weights(folder)
+    return ModelFolder(folder, _vocab_size(config, config_file))
+
+
+def _vocab_size(config: dict[str, Any], file: Path) -> int:
+    text = config.get("text_config")
+    found = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+    if type(found) is not int or found < 1:
+        raise ModelError(f"{file}: vocab_size must be a positive integer, got {found!r}")
+    return found
+
+
+def _check_weights(folder: Path) -> None:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        _check_safetensors(single)
+    elif index.is_file():
+        homes = _read_object(index).get("weight_map")
+        if not isinstance(homes, dict):
+            raise ModelError(f"{index} has no weight_map of tensor names to file names")
+        for shard in sorted({str(home) for home in homes.values()}):
+            if not (folder / shard).is_file():
+                raise ModelError(f"{folder / shard} is missing; {index.name} names it")
+            _check_safetensors(folder / shard)
+    else:
+        raise ModelError(
+            f"model.path: {folder} holds no weights: neither {single.name} nor {index.name}", _others(folder)
+        )
+
+
+def _check_safetensors(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} is truncated, or not a safetensors file: {error}") from None
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{file} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{file} must hold an object, not {type(data).__name__}")
+    return data
+
+
+def _similar(folder: Path) -> str | None:
+    names = sorted(path.name for path in folder.parent.iterdir()) if folder.parent.is_dir() else []
+    return f"{folder.parent} holds {', '.join(names[:8])}." if names else None
+
+
+def _others(folder: Path) -> str | None:
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".gguf"})
+    if not others:
+        return None
+    return f"It holds {', '.join(others)}: load it with transformers and save_pretrained it as safetensors."

@@ -1,0 +1,204 @@
+"""A run's output folder: what lies where, who may write, and where a run begins. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from engines.errors import CheckpointError, ConfigError, did_you_mean
+
+_STEP: Final = re.compile(r"step-([1-9]\d*)")
+_MANIFEST: Final = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins."""
+
+    checkpoint: Path | None
+    """What to load first; None: the model folder alone."""
+    step: int
+    """Steps done."""
+    finished: bool
+    """Nothing is left to do."""
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """The folder `trainer.output_dir`, which need not exist yet."""
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def run(self) -> Path:
+        """What was built, and whether the run is finished."""
+        return self.path / "run.json"
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe: files, overrides and defaults in one."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def chart(self) -> Path:
+        """The loss curve."""
+        return self.path / "loss.png"
+
+    @property
+    def export(self) -> Path:
+        """The trained model as a Hugging Face folder."""
+        return self.path / "export"
+
+    @property
+    def trace(self) -> Path:
+        """Chrome traces, one a rank."""
+        return self.path / "trace"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of step-N."""
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """The checkpoint after `step` steps."""
+        return self.checkpoints / f"step-{step}"
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that have a manifest, ascending; `CheckpointStore`, with torch, looks closer."""
+        found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
+        names = (_STEP.fullmatch(path.name) for path in found if (path / _MANIFEST).is_file())
+        return sorted(int(name[1]) for name in names if name)
+
+    def holds_run(self) -> bool:
+        """Whether a run has written here."""
+        return self.metrics.exists() or self.run.exists() or bool(self.steps())
+
+    def say_finished(self, step: int) -> str:
+        """The line about a run that has nothing left to do."""
+        return f"{self.path} holds a finished run of {step} steps; nothing to do."
+
+    def finished_step(self) -> int | None:
+        """Steps of the finished run that lies here, if one does."""
+        try:
+            info = json.loads(self.run.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        finished = isinstance(info, dict) and info.get("finished")
+        return int(info["steps"]) if finished else None
+
+    def write_run(self, info: Mapping[str, Any]) -> None:
+        """Write run.json, whole or not at all."""
+        part = self.path / ".run.json"
+        part.write_text(json.dumps(info, indent=2) + "\n")
+        part.replace(self.run)
+
+    def check_writable(self) -> None:
+        """Raise `ConfigError` if it isn't a folder, or can't become one, in which files can be made."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"trainer.output_dir: {self.path} is a file, not a folder")
+        existing = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            raise ConfigError(f"trainer.output_dir: {self.path} can't be written, since {existing} can't")
+
+    def start(self, resume: str, total_steps: int, complete: Iterable[int] | None = None) -> Start:
+        """Where a run of `total_steps` begins, by `trainer.resume`; `complete`: steps of usable checkpoints, if
+        somebody looked closer than `steps`. Raises `ConfigError`, `CheckpointError`.
+        """
+        match resume:
+            case "never":
+                if self.holds_run():
+                    raise ConfigError(
+                        f"trainer.resume is never, but {self.path} holds a run",
+                        "Choose another trainer.output_dir, or go on with trainer.resume=auto.",
+                    )
+                return Start(None, 0, finished=False)
+            case "auto":
+                step = max(self.steps() if complete is None else complete, default=0)
+                return self._start(self.checkpoint(step) if step else None, step, total_steps)
+            case path:
+                checkpoint = Path(path).expanduser()
+                step = checkpoint_step(checkpoint)
+                self._check_nothing_later(checkpoint, step)
+                return self._start(checkpoint, step, total_steps)
+
+    def _start(self, checkpoint: Path | None, step: int, total_steps: int) -> Start:
+        finished = self.finished_step() == step and step >= total_steps
+        if step > total_steps and not finished:
+            raise ConfigError(
+                f"{checkpoint} is {step} steps old, and this run shall have {total_steps}",
+                "Raise trainer.steps (or epochs), or choose another trainer.output_dir.",
+            )
+        return Start(checkpoint, step, finished)
+
+    def _check_nothing_later(self, checkpoint: Path, step: int) -> None:
+        """A run that goes on from an older point would leave two futures in one folder."""
+        mine = checkpoint.resolve().parent == self.checkpoints.resolve()
+        others = [each for each in self.steps() if not mine or each > step]
+        if others:
+            names = ", ".join(f"step-{each}" for each in others)
+            raise ConfigError(
+                f"trainer.resume names {checkpoint}, but {self.path} already holds {names}",
+                "Choose another trainer.output_dir, or remove them.",
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder and hold it for this process; whoever else wants it is refused with `ConfigError`.
+
+        Where the body raises and nothing was written meanwhile, the folder is left as it was found.
+        """
+        from filelock import FileLock, Timeout
+
+        created = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = self.path / ".lock"
+        fresh = not file.exists()
+        lock = FileLock(file)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(f"trainer.output_dir: {self.path} is in use by another run") from None
+        try:
+            yield
+        except BaseException:
+            if fresh and not self.holds_run():
+                file.unlink(missing_ok=True)
+                _remove_empty(created)
+            raise
+        finally:
+            lock.release()
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """Steps done at a checkpoint. Raises `CheckpointError` if it isn't a complete one."""
+    manifest = checkpoint / _MANIFEST
+    if not checkpoint.is_dir():
+        hint = did_you_mean(checkpoint.name, ("auto", "never")) if len(checkpoint.parts) == 1 else ""
+        raise CheckpointError(f"trainer.resume: there is no checkpoint {checkpoint}.{hint}")
+    if not manifest.is_file():
+        inner = OutputFolder(checkpoint).steps() or OutputFolder(checkpoint.parent).steps()
+        hint = f"Complete ones: {', '.join(f'step-{step}' for step in inner)}." if inner else None
+        raise CheckpointError(f"trainer.resume: {checkpoint} is not a complete checkpoint: no {_MANIFEST}", hint)
+    try:
+        return int(json.loads(manifest.read_bytes())["info"]["step"])
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{manifest} is damaged: it doesn't say how many steps were done") from None
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:  # not empty: somebody else put something there
+            return

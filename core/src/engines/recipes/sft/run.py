@@ -1,0 +1,103 @@
+"""One rank of a fine-tuning run: `run` is what the launcher calls, everywhere alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.agreement import Peers
+from engines.checkpoint import CheckpointStore
+from engines.launch import Rank
+from engines.recipes.data import Samples, read_samples
+from engines.recipes.data.tokenizing import given_tokens, load_tokenizer, tokenize_with
+from engines.recipes.model_folder import inspect_model
+from engines.recipes.output.folder import OutputFolder, Start
+from engines.recipes.sft.checks import data_limits, model_dir, output_dir, total_steps
+from engines.recipes.sft.config import SFTRecipe
+from engines.recipes.sft.loading import MODEL_TYPE, build_recipe
+from engines.recipes.sft.loop import TrainingLoop
+from engines.recipes.sft.writer import FirstWriter, Writer
+from engines.tracing import ChromeTracer
+from engines.worker import TrainingWorker
+
+
+def run(payload: Mapping[str, Any], rank: Rank) -> int:
+    """Train as the recipe in `payload` says; returns the exit code, equal on all ranks.
+
+    Nothing is written to the output folder before data, model and checkpoint are loaded on all ranks.
+    """
+    recipe, _ = build_recipe(payload["recipe"])
+    rank.at("reading the data")
+    data = _read_data(recipe)
+    steps = total_steps(recipe.trainer, len(data.train))
+    worker = TrainingWorker(
+        recipe.model,
+        recipe.engine,
+        recipe.optimizer,
+        model_type=MODEL_TYPE,
+        total_steps=steps,
+        seed=recipe.trainer.seed,
+        deterministic=recipe.trainer.deterministic,
+        process_timeout_s=recipe.launch.timeout_s,
+    )
+    folder, peers = OutputFolder(output_dir(recipe)), Peers.of()
+    start, notes = peers.broadcast(_find_start(recipe, folder, steps) if peers.is_first else None)
+    if start.finished:
+        if rank.is_first:
+            print(folder.say_finished(start.step))
+        worker.close()
+        return 0
+    rank.at("loading the model")
+    worker.initialize()
+    loop = TrainingLoop(recipe, worker, data.train, data.eval, rank, total_steps=steps, start=start)
+    built = worker.describe()
+    writer = (
+        FirstWriter(recipe, folder, built, steps_done=start.step, total_steps=steps)
+        if rank.is_first
+        else Writer(folder)
+    )
+    for note in notes:
+        writer.note(note)
+    if recipe.trainer.trace:
+        _trace(worker, folder, rank)
+    code = loop.run(writer)
+    worker.close()
+    return code
+
+
+@dataclass(frozen=True)
+class _Data:
+    train: Samples
+    eval: Samples | None
+
+
+def _read_data(recipe: SFTRecipe) -> _Data:
+    """Tokenised data; the tokenizer is loaded where the folder has one, input_ids need none."""
+    model = inspect_model(model_dir(recipe))
+    limits = data_limits(recipe, model.vocab_size)
+    tokenize = tokenize_with(load_tokenizer(model.path)) if model.has_tokenizer else given_tokens
+
+    def read(file: str) -> Samples:
+        return read_samples(Path(file).expanduser(), limits, tokenize)
+
+    return _Data(read(recipe.data.train), read(recipe.data.eval) if recipe.data.eval is not None else None)
+
+
+def _find_start(recipe: SFTRecipe, folder: OutputFolder, steps: int) -> tuple[Start, list[str]]:
+    """Where to begin, and what was found on the way. The first rank alone, which holds the folder's lock."""
+    store = CheckpointStore(folder.checkpoints)
+    start = folder.start(recipe.trainer.resume, steps, store.steps())
+    if start.finished:
+        return start, []
+    notes = store.clean_up()
+    notes += [f"{path} is damaged, and not used: {why}" for path, why in store.listing().damaged.items()]
+    if start.checkpoint is not None:
+        notes.append(f"going on from {start.checkpoint}")
+    return start, notes
+
+
+def _trace(worker: TrainingWorker, folder: OutputFolder, rank: Rank) -> None:
+    folder.trace.mkdir(exist_ok=True)
+    worker.engine.wrap(ChromeTracer(folder.trace / f"rank-{rank.rank}.json", rank=rank.rank))

@@ -1,0 +1,54 @@
+"""`engines train` for `recipe: sft`, up to the start of the ranks. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from engines.launch import Job, foreign_world, launch, run_here
+from engines.launch.threads import describe_threads
+from engines.recipes.layering import read_layers
+from engines.recipes.output.folder import OutputFolder
+from engines.recipes.sft.checks import Checked, check, output_dir
+from engines.recipes.sft.config import SFTRecipe
+from engines.recipes.sft.loading import build_recipe
+from engines.selection import Selection
+
+TARGET = "engines.recipes.sft.run:run"
+
+
+def train(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> int:
+    """Run a recipe to its end; returns the exit code.
+
+    Starts `launch.nproc` ranks, or takes part as one where another launcher (torchrun) started this process.
+    Raises `EnginesError` for what the user must mend, before anything is written.
+    """
+    recipe, selection = build_recipe(read_layers(files, overrides))
+    world = foreign_world()
+    rank, num_ranks = world or (0, recipe.launch.nproc)
+    checked = check(recipe, selection, num_ranks)
+    job = Job(
+        target=TARGET,
+        payload={"recipe": recipe.model_dump(mode="json")},
+        num_ranks=num_ranks,
+        timeout_s=recipe.launch.timeout_s,
+        env=selection.env,
+    )
+    if rank != 0:
+        return run_here(job, rank)
+    folder = OutputFolder(output_dir(recipe))
+    start = folder.start(recipe.trainer.resume, checked.total_steps)
+    if start.finished and world is None:
+        print(folder.say_finished(start.step))
+        return 0
+    print(_introduction(recipe, selection, checked, num_ranks, world is not None), flush=True)
+    with folder.locked():
+        return launch(job) if world is None else run_here(job, rank)
+
+
+def _introduction(recipe: SFTRecipe, selection: Selection, checked: Checked, num_ranks: int, foreign: bool) -> str:
+    lines = [selection.explain(), describe_threads(num_ranks)]
+    if foreign and "nproc" in recipe.launch.model_fields_set and recipe.launch.nproc != num_ranks:
+        lines.append(f"started by another launcher with {num_ranks} processes; launch.nproc is not used")
+    lines.append(f"{checked.num_samples} samples, {checked.total_steps} steps of {recipe.trainer.mini_batch_size}")
+    return "\n".join(lines)

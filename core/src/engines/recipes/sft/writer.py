@@ -1,0 +1,112 @@
+"""All that a run writes and shows beside checkpoints and export: by its first rank, and by no other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engines.checkpoint import CheckpointStore
+from engines.recipes.output.chart import draw_loss
+from engines.recipes.output.folder import OutputFolder
+from engines.recipes.output.loggers import make_loggers
+from engines.recipes.output.metrics import MetricsFile, read_metrics
+from engines.recipes.output.progress import make_progress
+from engines.recipes.sft.config import SFTRecipe
+
+
+class Writer:
+    """The writer of the other ranks: it knows the folder, and does nothing. Use as a context."""
+
+    def __init__(self, folder: OutputFolder) -> None:
+        self.folder = folder
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+
+    def step(self, line: Mapping[str, Any]) -> None:
+        """Write and show a step's line of metrics.jsonl."""
+
+    def sync(self) -> None:
+        """Wait until the disk has all lines; before a checkpoint."""
+
+    def retain(self, keep: int | None) -> None:
+        """Delete all but the `keep` latest checkpoints; after one."""
+
+    def finish(self, step: int) -> None:
+        """The run is complete, its export written."""
+
+    def stopped(self, step: int, saved: int) -> None:
+        """The run was asked to stop after `step`; a checkpoint of step `saved` is there (0: none)."""
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Draw the curve as far as it goes, and close everything; also when the run fails."""
+
+
+class FirstWriter(Writer):
+    """The writer of the first rank."""
+
+    def __init__(
+        self, recipe: SFTRecipe, folder: OutputFolder, built: Mapping[str, Any], *, steps_done: int, total_steps: int
+    ) -> None:
+        """Begin to write: the resolved recipe, run.json, and metrics.jsonl cut back to `steps_done`.
+
+        `built`: what `TrainingWorker.describe` says.
+        """
+        from omegaconf import OmegaConf
+
+        super().__init__(folder)
+        resolved = recipe.model_dump(mode="json")
+        folder.recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(resolved)))
+        self._run = {**built, "steps": total_steps, "finished": False}
+        folder.write_run(self._run)
+        self._metrics = MetricsFile(folder.metrics, steps_done=steps_done)
+        self._loggers = make_loggers(recipe.trainer.loggers, folder.path, steps_done=steps_done, recipe=resolved)
+        self._progress = make_progress(total_steps, steps_done)
+        self._title = f"{folder.path.name}: {built['strategy']} on {built['device']}, {built['world_size']} ranks"
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+        self._progress.note(text)
+
+    def step(self, line: Mapping[str, Any]) -> None:
+        """Write and show a step's line of metrics.jsonl."""
+        self._metrics.append(line)
+        figures = {name: value for name, value in line.items() if _is_figure(value) and name != "step"}
+        for logger in self._loggers:
+            logger.log(line["step"], figures)
+        self._progress.step(line["step"], line)
+
+    def sync(self) -> None:
+        """Wait until the disk has all lines; before a checkpoint."""
+        self._metrics.sync()
+
+    def retain(self, keep: int | None) -> None:
+        """Delete all but the `keep` latest checkpoints; after one."""
+        if keep is not None:
+            CheckpointStore(self.folder.checkpoints).retain(keep)
+
+    def finish(self, step: int) -> None:
+        """The run is complete, its export written."""
+        self.folder.write_run({**self._run, "finished": True})
+        self.note(f"finished after {step} steps: {self.folder.path}")
+
+    def stopped(self, step: int, saved: int) -> None:
+        """The run was asked to stop after `step`; a checkpoint of step `saved` is there (0: none)."""
+        kept = f"step {saved} is saved; the same command goes on from there" if saved else "no checkpoint is saved"
+        self.note(f"stopped after step {step}; {kept}")
+
+    def __exit__(self, *exception: object) -> None:
+        """Draw the curve as far as it goes, and close everything; also when the run fails."""
+        self._progress.close()
+        self._metrics.close()
+        for logger in self._loggers:
+            logger.close()
+        draw_loss(read_metrics(self.folder.metrics), self.folder.chart, title=self._title)
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
