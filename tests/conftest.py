@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from support.world import World
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""The models are so small that a second thread only waits for the first; many times slower on a busy machine."""
 
 
 @pytest.fixture(scope="session")

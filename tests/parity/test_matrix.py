@@ -1,0 +1,128 @@
+"""Loss, gradient norm and updated weights do not depend on how the work is laid out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from safetensors.torch import load_file
+from support.parity import OPTIMIZER, assert_metrics_agree, assert_weights_agree, train_with_worker
+from support.samples import mini_batches
+from support.tiny import REFERENCE_FAMILIES
+
+
+class Layout(NamedTuple):
+    """How many processes, how large the mini-batch, and what the engine is told."""
+
+    processes: int
+    size: int = 8
+    engine: dict[str, object] = {}
+
+
+LAYOUTS = {
+    "1": Layout(1),
+    "2": Layout(2),
+    "4": Layout(4),
+    "3, uneven": Layout(3, size=7),
+    "2 x 2": Layout(4, engine={"data_parallel_replicate_size": 2}),
+}
+BATCHING = {
+    "whole": {},
+    "micro 1": {"micro_batch_size": 1},
+    "budget": {"max_tokens_per_micro_batch": 128},
+}
+OPTIONS = {
+    "plain": {},
+    "checkpointing": {"activation_checkpointing": True},
+    "kept": {"reshard_after_forward": False},
+    "sharded": {"accumulate_gradients": "sharded"},
+}
+SAMPLE = {
+    ("llama", "1", "whole", "plain"),
+    ("llama_tied", "1", "micro 1", "plain"),
+    ("qwen2", "2", "whole", "plain"),
+    ("llama_tied", "2", "budget", "plain"),
+    ("qwen3", "2", "micro 1", "checkpointing"),
+    ("qwen3_moe", "2", "micro 1", "plain"),
+    ("llama", "4", "micro 1", "plain"),
+    ("qwen3_moe", "4", "budget", "plain"),
+    ("qwen2", "3, uneven", "budget", "plain"),
+    ("qwen3_moe", "3, uneven", "whole", "plain"),
+    ("qwen3", "2 x 2", "budget", "plain"),
+    ("llama_tied", "2 x 2", "whole", "checkpointing"),
+    ("llama", "2", "budget", "sharded"),
+    ("qwen2", "2", "micro 1", "kept"),
+}
+"""What `make test` runs: each family, layout, batching and option more than once."""
+
+
+def _cases():
+    wide = [(f, layout, batching, "plain") for f in REFERENCE_FAMILIES for layout in LAYOUTS for batching in BATCHING]
+    options = [
+        (family, layout, "micro 1", option)
+        for family in ("llama_tied", "qwen3_moe")
+        for layout in ("1", "2", "2 x 2")
+        for option in OPTIONS
+        if option != "plain"
+    ]
+    for case in [*wide, *options, *sorted(SAMPLE - {*wide, *options})]:
+        yield pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.more, id=", ".join(case))
+
+
+@pytest.mark.parametrize(("family", "layout", "batching", "option"), _cases())
+def test_equals_the_reference(family, layout, batching, option, world, folder, reference_run):
+    processes, size, engine = LAYOUTS[layout]
+    settings = {"strategy": "fsdp2", "device": "cpu", **engine, **BATCHING[batching], **OPTIONS[option]}
+    runs = world(processes)(train_with_worker, folder(family), mini_batches(size), settings)
+    expected = reference_run(family, size)
+    assert_metrics_agree(runs, expected)
+    assert_weights_agree(runs[0].weights, expected.weights)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in ("llama", "qwen3_moe") else pytest.mark.more)
+        for family in REFERENCE_FAMILIES
+    ],
+)
+def test_default_eps(family, world, folder, reference_run):
+    """Metrics alone: with the default eps, weights without a true gradient move by rounding noise."""
+    settings = {"strategy": "fsdp2", "device": "cpu", "micro_batch_size": 2}
+    runs = world(2)(train_with_worker, folder(family), mini_batches(), settings, {"lr": 1e-3})
+    assert_metrics_agree(runs, reference_run(family, 8, eps=1e-8))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"clip_grad": None},
+        {"betas": (0.8, 0.95)},
+        {"weight_decay": 0.1},
+        {"schedule": "linear", "warmup_steps": 1},
+        {"schedule": "cosine"},
+    ],
+    ids=lambda changed: ", ".join(changed),
+)
+def test_optimizer_settings(changed, world, folder, reference_run):
+    settings = {"strategy": "fsdp2", "device": "cpu"}
+    runs = world(2)(train_with_worker, folder("qwen3"), mini_batches(), settings, {**OPTIMIZER, **changed})
+    expected = reference_run("qwen3", 8, **changed)
+    assert_metrics_agree(runs, expected)
+    assert_weights_agree(runs[0].weights, expected.weights)
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "qwen3_moe"])
+def test_exported_folder(family, world, folder, reference_run, tmp_path):
+    """The folder on disk holds the reference's weights, and transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    settings = {"strategy": "fsdp2", "device": "cpu"}
+    world(2)(train_with_worker, folder(family), mini_batches(), settings, export_to=tmp_path / "export")
+    expected = reference_run(family, 8).weights
+    weights = {}
+    for file in (tmp_path / "export").glob("*.safetensors"):
+        weights |= load_file(file)
+    assert_weights_agree(weights, expected)
+    _, report = AutoModelForCausalLM.from_pretrained(tmp_path / "export", output_loading_info=True)
+    assert not any(report.values()), report

@@ -1,0 +1,88 @@
+"""A run of `TrainingWorker` on one rank of a world, and how far it is from the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from engines.batch import Batch
+from engines.losses import SFTLoss
+from engines.worker import TrainingWorker
+from torch import Tensor
+
+from support.reference import Run, Sample
+
+OPTIMIZER = {"lr": 1e-3, "eps": 1e-4, "clip_grad": 1.0}
+"""The larger eps keeps AdamW from turning rounding noise in gradients that are truly 0 into whole steps."""
+METRICS, WEIGHTS = 2e-6, 1e-5
+"""Largest relative difference of loss and gradient norm, and of weights; correct code is at 2e-7 and 1.4e-6."""
+
+
+def pack(samples: Sequence[Sample]) -> Batch:
+    """The samples as one batch."""
+    return Batch.from_sequences([vars(sample) for sample in samples])
+
+
+def train_with_worker(
+    folder: Path,
+    mini_batches: Sequence[Sequence[Sample]],
+    engine: Mapping[str, Any],
+    optimizer: Mapping[str, Any] = OPTIMIZER,
+    export_to: Path | None = None,
+) -> Run:
+    """One rank's part of a run; every rank returns the metrics, rank 0 the weights too."""
+    run = Run()
+    with TrainingWorker({"path": str(folder)}, engine, optimizer, total_steps=len(mini_batches)) as worker:
+        worker.initialize()
+        for samples in mini_batches:
+            metrics = worker.train_mini_batch(pack(samples), SFTLoss())
+            assert metrics["skipped_step"] is None
+            assert metrics["tokens"] == sum(len(sample.input_ids) for sample in samples)
+            assert metrics["targets"] == sum(sample.num_targets for sample in samples)
+            run.losses.append(metrics["loss"])
+            run.grad_norms.append(metrics["grad_norm"])
+            run.lrs.append(metrics["lr"])
+        weights = weights_of(worker)
+        if worker.rank == 0:
+            run.weights = weights
+        if export_to is not None:
+            worker.export(export_to)
+    return run
+
+
+def weights_of(worker: TrainingWorker) -> dict[str, Tensor]:
+    """Full tensors by their Hugging Face names; all ranks call it."""
+    stream, adapter = worker.engine.get_per_tensor_param()
+    assert adapter is None
+    return {name: tensor.clone() for name, tensor in stream}
+
+
+def assert_metrics_agree(runs: Sequence[Run], reference: Run) -> None:
+    """All ranks report the same, and the reference's, loss, gradient norm and learning rate."""
+    for run in runs[1:]:
+        assert (run.losses, run.grad_norms, run.lrs) == (runs[0].losses, runs[0].grad_norms, runs[0].lrs)
+    assert runs[0].lrs == reference.lrs
+    for name in ("losses", "grad_norms"):
+        found, expected = getattr(runs[0], name), getattr(reference, name)
+        off = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
+        assert max(off) <= METRICS, f"{name} of the steps are off by {off}: {found} instead of {expected}"
+
+
+def assert_weights_agree(weights: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
+    """The same names, shapes and dtypes as the reference's, and nearly the same values."""
+    assert {name: (t.shape, t.dtype) for name, t in weights.items()} == {
+        name: (t.shape, t.dtype) for name, t in reference.items()
+    }
+    off = {
+        name: ((weights[name] - expected).abs().max() / expected.abs().max()).item()
+        for name, expected in reference.items()
+    }
+    far = {name: value for name, value in off.items() if not value <= WEIGHTS}
+    assert not far, f"weights are off by {far}"
+
+
+def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether two sets of weights are equal to the bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
