@@ -1,0 +1,32 @@
+"""Weights of a Hugging Face folder into a sharded model: each rank reads its own rows, no rank a whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+from engines.models import PackedCausalLM, load_plan
+from engines.weights import PretrainedFolder
+from engines_fsdp.sharding import reshard
+from engines_fsdp.shards import local_shard
+
+
+def load_pretrained(model: PackedCausalLM, path: str | Path) -> None:
+    """Fill the materialised `model` from the folder at `path` and compare it with transformers'. All ranks.
+
+    Raises `ModelError` naming weights that are missing, unexpected or of another shape.
+    """
+    folder = PretrainedFolder(path)
+    try:
+        sources = load_plan(model, folder)
+        for name, weight in model.named_weights():
+            block = local_shard(name, weight)
+            if block.tensor.numel():
+                block.tensor.copy_(sources[name].read(block.offset, tuple(block.tensor.shape)))
+    finally:
+        folder.close()
+    if isinstance(model, FSDPModule):
+        register_fsdp_forward_method(model, "check")
+    model.check()
+    reshard(model)
