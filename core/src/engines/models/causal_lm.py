@@ -52,7 +52,7 @@ class PackedCausalLM(nn.Module):
         """Recompute each layer in the backward pass of training. Raises `ModelError` if the model can't."""
         if not self.model.supports_gradient_checkpointing:
             raise ModelError(f"{type(self.model).__name__} does not support activation checkpointing")
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.activation_checkpointing_enable({"use_reentrant": False})
 
     def materialize(self, device: torch.device | str) -> None:
         """Allocate what was built on "meta" on `device`: parameters empty, buffers computed, ties kept.
