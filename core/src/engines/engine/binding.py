@@ -89,6 +89,8 @@ def check_wrapper(wrapper: object) -> None:
             raise ContractError(f"{where}.{name} is no hook.{did_you_mean(name, list(HOOKS))}")
         if not options["wrapper"]:
             raise ContractError(f"{where}.{name} must be marked @hookimpl(wrapper=True); only engines answer hooks")
+        if not inspect.isgeneratorfunction(member):
+            raise ContractError(f"{where}.{name} must be a generator: `result = yield` runs what it is wrapped around")
         fault = _parameter_fault(name, member, HOOKS[name], all_of_them=False)
         if fault:
             raise ContractError(f"{where}.{fault}")

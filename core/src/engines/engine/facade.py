@@ -104,10 +104,11 @@ class Engine:
     def wrap(self, *wrappers: object) -> None:
         """Put objects with `@hookimpl(wrapper=True)` methods around this engine, the last one outermost.
 
-        Raises `ContractError` if a wrapper's hooks don't fit the contract.
+        Raises `ContractError` if a wrapper's hooks don't fit the contract; then none of them is put on.
         """
         for wrapper in wrappers:
             check_wrapper(wrapper)
+        for wrapper in wrappers:
             self._manager.register(wrapper)
 
     def unwrap(self, wrapper: object) -> None:
