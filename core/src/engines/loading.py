@@ -145,7 +145,7 @@ def _attribute(selection: Selection, what: str, dotted: str) -> Any:
 
 def _broken(selection: Selection, cause: str, error: BaseException | None) -> BrokenPlugin:
     return BrokenPlugin(
-        f"{selection.distribution} {selection.version}".rstrip(),
+        selection.distribution,
         selection.plugin,
         _where(error) or selection.manifest,
         cause,

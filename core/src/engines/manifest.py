@@ -177,8 +177,10 @@ def parse_manifest(data: bytes) -> Manifest:
 
 def _check_api(table: Mapping[str, Any]) -> None:
     """Before anything else: the keys of another api are not ours to judge."""
-    api = table.get("api")
-    if type(api) is int and api != API:
+    api = table.get("api", API)
+    if type(api) is not int:
+        raise ContractError(f"`api` is {api!r}, not a whole number", f"write `api = {API}`")
+    if api != API:
         older = "its distribution" if api < API else "engines-core"
         raise ContractError(f"api {api} is not spoken: this engines-core speaks api {API}", f"upgrade {older}")
 

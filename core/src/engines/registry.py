@@ -18,7 +18,6 @@ from typing import Any, Literal, TypedDict, Unpack
 from pydantic import ValidationError
 
 from engines.availability import availability
-from engines.choosing import Field, ask, choose
 from engines.devices import BUILT_IN, DeviceSpec
 from engines.discovery import Broken, Discovery, Plugin, discover
 from engines.errors import ConfigError, did_you_mean
@@ -89,6 +88,8 @@ class Registry:
         wins over `configured`, the device that a configuration names.
         Raises EngineNotFound with every candidate and why it was left.
         """
+        from engines.choosing import Field, ask, choose  # here, since `engines list` has no use for it
+
         denied = self.denied()
         return choose(
             ask(model_type, backend, device, configured),

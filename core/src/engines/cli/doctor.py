@@ -54,8 +54,7 @@ def _load_all() -> tuple[list[Candidate], list[BrokenPlugin]]:
 def _as_broken(one: Candidate, error: EnginesError) -> BrokenPlugin:
     if isinstance(error, BrokenPlugin):
         return error
-    owner = f"{one.distribution} {one.version}".rstrip()
-    return BrokenPlugin(owner, one.plugin, one.manifest, error.message, error.remedy or "see above")
+    return BrokenPlugin(one.distribution, one.plugin, one.manifest, error.message, error.remedy or "see above")
 
 
 def _print(devices: dict[str, Presence], loaded: list[Candidate], broken: list[BrokenPlugin]) -> None:

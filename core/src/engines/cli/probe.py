@@ -67,8 +67,7 @@ def _ask(task: Task, candidate: Candidate, registry: Registry) -> Any:
 def _broken(selection: Selection, cause: str, stderr: str) -> BrokenPlugin:
     last = stderr.strip().splitlines()[-1:]
     cause += f" ({last[0].strip()})" if last else ""
-    owner = f"{selection.distribution} {selection.version}".rstrip()
-    return BrokenPlugin(owner, selection.plugin, selection.manifest, cause, "tell its author")
+    return BrokenPlugin(selection.distribution, selection.plugin, selection.manifest, cause, "tell its author")
 
 
 def child(task: Task, question: str, answer: str) -> None:

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from email.parser import HeaderParser
 from functools import cached_property
 from urllib.parse import unquote, urlparse
 
@@ -39,9 +38,13 @@ class Installed:
 
     @cached_property
     def _metadata(self) -> Mapping[str, str]:
-        """METADATA or PKG-INFO; empty where an interrupted installation left none."""
+        """The headers of METADATA or PKG-INFO; empty where an interrupted installation left none.
+
+        Name and Version are single lines, so that the email package need not be imported for them.
+        """
         text = self.dist.read_text("METADATA") or self.dist.read_text("PKG-INFO") or ""
-        return dict(HeaderParser().parsestr(text))
+        headers = text.partition("\n\n")[0].splitlines()
+        return {key: value.strip() for key, _, value in (line.partition(":") for line in headers)}
 
     @cached_property
     def name(self) -> str:
