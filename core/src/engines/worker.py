@@ -70,6 +70,7 @@ class TrainingWorker:
         self.device = local_device(self.selection)
         if deterministic:
             full_determinism()
+        self._seed = seed
         seed_everything(seed)
         select_device(self.device)
         self._owns_group = ensure_process_group(
@@ -91,8 +92,12 @@ class TrainingWorker:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def initialize(self) -> None:
-        """Build the model, load its weights, make the optimizer."""
+        """Build the model, load its weights, make the optimizer.
+
+        Equal seeds on all ranks until here; from here on data-parallel ranks draw different dropout masks.
+        """
         self.engine.initialize()
+        seed_everything(self._seed, "data_parallel", self.engine.ranks.dp_rank)
 
     def train_mini_batch(self, batch: Batch, loss: Loss) -> dict[str, Any]:
         """One optimizer step on the whole `batch`; the schedule advances unless the step was skipped.

@@ -26,7 +26,7 @@ def gather_rows(row: list[float], group: ProcessGroup | None) -> Tensor:
         return mine
     mine = mine.to(group_device(group))
     rows = mine.new_empty((dist.get_world_size(group), len(row)))
-    dist.all_gather_into_tensor(rows, mine, group=group)
+    dist.all_gather_single(rows, mine, group=group)
     return rows.cpu()
 
 
@@ -94,5 +94,5 @@ def _gather_uneven(value: Tensor, sizes: list[int], group: ProcessGroup | None) 
     padded = value.new_zeros(max(sizes), device=group_device(group))
     padded[: len(value)] = value
     rows = padded.new_empty((len(sizes), max(sizes)))
-    dist.all_gather_into_tensor(rows, padded[None], group=group)
+    dist.all_gather_single(rows, padded[None], group=group)
     return [row[:size].cpu() for row, size in zip(rows, sizes, strict=True)]

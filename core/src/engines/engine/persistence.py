@@ -41,7 +41,7 @@ def save_engine(
         os.fspath(path),
         shards=hook.shards(parts=_parts(ctx)),
         state={"engine": hook.extra_state(), "run": state},
-        rank_state=rng_state(),
+        rank_state=rng_state(ctx.device),
         info=info,
     )
 
@@ -64,7 +64,7 @@ def load_engine(path: str | os.PathLike[str], hook: Any, ctx: EngineContext, inf
     if found.info.world_size == info.world_size and found.info.layout == info.layout:
         saved = found.rank_state(dist.get_rank() if dist.is_initialized() else 0)
         assert saved is not None, "as many ranks saved as load"
-        set_rng_state(saved)
+        set_rng_state(saved, ctx.device)
     else:
         log.warning(
             "%s was saved at another layout (%s): each rank's random state starts anew", found.path, found.info.layout
