@@ -44,6 +44,7 @@ class FakePlugin:
     version: str = "1.0"
     generator: str = "hatchling 1.27"
     requires: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
 
     @property
     def dist_info(self) -> str:
@@ -53,6 +54,7 @@ class FakePlugin:
         """Write its wheel into `folder`."""
         metadata = [f"Metadata-Version: 2.1\nName: {self.distribution}\nVersion: {self.version}\n"]
         metadata += [f"Requires-Dist: {requirement}\n" for requirement in self.requires]
+        metadata += [f"Provides-Extra: {extra}\n" for extra in self.extras]
         contents = dict(self.files) | {
             f"{self.dist_info}/METADATA": "".join(metadata),
             f"{self.dist_info}/WHEEL": (

@@ -104,22 +104,15 @@ def _prepare(selection: Selection) -> None:
                 "Mend the cause and start a fresh process.",
             ) from earlier
         return
-    try:
-        function = _attribute(selection, "prepare", prepare) if isinstance(prepare, str) else prepare
-        _run(selection, "prepare", function)
-    except BaseException as error:
-        here.prepared[prepare] = error
-        raise
-    here.prepared[prepare] = None
-
-
-def _run(selection: Selection, what: str, function: Any) -> None:
+    function = _attribute(selection, "prepare", prepare) if isinstance(prepare, str) else prepare
     try:
         function()
-    except EnginesError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise _broken(selection, f"{what} raised {_said(error)}", error) from error
+    except BaseException as error:
+        here.prepared[prepare] = error
+        if isinstance(error, EnginesError) or not isinstance(error, Exception | SystemExit):
+            raise
+        raise _broken(selection, f"prepare raised {_said(error)}", error) from error
+    here.prepared[prepare] = None
 
 
 def _class_of(selection: Selection, what: str, named: str | type) -> type[Any]:

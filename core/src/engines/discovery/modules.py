@@ -18,6 +18,8 @@ def find_module(dotted: str) -> ModuleSpec | None:
 
     A module that is already imported answers with its own spec.
     """
+    if dotted in sys.modules:
+        return _imported(dotted)
     path: Sequence[str] | None = None
     spec: ModuleSpec | None = None
     parts = dotted.split(".")

@@ -146,7 +146,7 @@ def _manifest_bytes(installed: Installed, package: str, spec: ModuleSpec, path: 
     except FileNotFoundError:
         raise _missing_manifest(installed, path, listed) from None
     except OSError as error:
-        if error.errno is None:  # what zipimport raises for a name that the archive lacks
+        if not error.errno:  # what zipimport raises for a name that the archive lacks
             raise _missing_manifest(installed, path, listed) from None
         raise Fault(path, f"cannot be read: {error.strerror}", "make it readable") from None
     if installed.project is None and installed.record is not None and not listed:
