@@ -10,7 +10,9 @@ import pytest
 
 from engines.contract import MicroBatchRules
 from engines.microbatch import plan_micro_batches
+from engines.microbatch.budget import Budget
 from engines.microbatch.packing import pigeonhole_bound
+from engines.microbatch.partition import longest_first
 from support.row_rules import ROW_RULES
 
 
@@ -43,8 +45,9 @@ def test_small_cases_take_as_few_as_possible(rule: str) -> None:
     rng = random.Random(rule)
     rows = ROW_RULES[rule]
     for _ in range(60):
-        lengths = [rng.randint(1, 60) for _ in range(9)]
-        limit = rows([60]) + rng.randint(0, 60)
+        longest = rng.choice([8, 60])  # 8: where rounding up to a multiple makes most samples equal in rows
+        lengths = [rng.randint(1, longest) for _ in range(9)]
+        limit = rows([longest]) + rng.randint(0, longest)
         optimum = fewest_possible([[length] for length in sorted(lengths, reverse=True)], rows, limit)
         found = num_parts(lengths, limit, rows)
         # "padded" breaks what a lower bound rests on: there, more than needed is allowed, less is impossible.
@@ -56,10 +59,11 @@ def test_small_cases_with_groups_take_as_few_as_possible() -> None:
     for rule in ("packed", "context_parallel", "sequence_parallel"):
         rows = ROW_RULES[rule]
         for _ in range(30):
-            lengths = [rng.randint(1, 30) for _ in range(14)]
+            longest = rng.choice([4, 30])
+            lengths = [rng.randint(1, longest) for _ in range(14)]
             labels = [index // 2 for index in range(14)]
             units = sorted(([lengths[i], lengths[i + 1]] for i in range(0, 14, 2)), key=sum, reverse=True)
-            limit = rows([30, 30]) + rng.randint(0, 40)
+            limit = rows([longest, longest]) + rng.randint(0, longest)
             plan = plan_micro_batches(lengths, rules=MicroBatchRules(rows=rows), max_rows=limit, groups=labels)
             assert len(plan.parts) == fewest_possible(units, rows, limit), (lengths, limit)
 
@@ -87,6 +91,27 @@ def test_a_tight_budget_of_many_samples_still_meets_the_lower_bound() -> None:
 def test_large_cases_meet_a_bound() -> None:
     # Three of 34 never fit into 100: pairs, 17 of them. By tokens alone it would be ceil(1156 / 100) = 12.
     assert num_parts([34] * 34, 100) == 17
+
+
+def test_longest_first_comes_back_to_parts_that_one_unit_did_not_fit() -> None:
+    # Loads 10 and 9; the 8 may not join the 9, so 18 and 9: the 1 goes to the part that was passed over.
+    parts = longest_first([0, 1, 2, 3], [10, 9, 8, 1], 2, fits=lambda part: not {1, 2} <= set(part))
+    assert parts == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rule", "limit", "bound"),
+    [
+        ([10] * 10, "packed", 25, 5),  # 100 rows would be four, but three of 10 are too many for one
+        ([10] * 10, "packed", 35, 4),  # three at most
+        ([50, 26, 25, 25, 25, 25, 25], "packed", 100, 3),  # 201 rows; by numbers that fit together two would do
+        ([5, 5, 5, 5], "context_parallel", 8, 2),  # 4 rows each
+        ([1, 2, 4, 8, 8], "sequence_parallel", 12, 3),  # 24 rows; all take 8 alone, so rows do not order them
+    ],
+)
+def test_lower_bound_by_hand(lengths: list[int], rule: str, limit: int, bound: int) -> None:
+    units = [(index,) for index in range(len(lengths))]
+    assert Budget(lengths, units, ROW_RULES[rule], limit).fewest_possible() == bound
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ class Budget:
         all_rows = self._rows([length for lengths in self._lengths for length in lengths])
         bound = max(1, -(-all_rows // self._max_rows))
         if all(len(lengths) == 1 for lengths in self._lengths):
-            # Groups have no order in which `fits` is surely monotone.
-            bound = pigeonhole_bound(self.unit_rows, self.fits, bound)
+            # Groups have no order in which `fits` is surely monotone; nor have samples that are equal in rows.
+            bound = pigeonhole_bound([length for (length,) in self._lengths], self.fits, bound)
         return bound
 
 

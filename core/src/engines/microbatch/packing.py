@@ -12,45 +12,25 @@ from collections.abc import Iterator, Sequence
 
 from engines.microbatch.partition import Fits, heaviest_first, longest_first
 
-SHARES_BY_WEIGHT = (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.0)
-"""Shares of the units, heaviest first, that `deal` places by weight before it fills holes with the others."""
-
 SEARCH_STEPS = 20_000
 """Questions to `fits` that the search asks for one number of parts before it gives up: a number, not a time,
 so that it ends at the same place on every machine."""
 
 
-def fewest_parts(
-    weights: Sequence[float], sizes: Sequence[int], fits: Fits, at_least: int
-) -> list[list[int]]:
+def fewest_parts(weights: Sequence[float], sizes: Sequence[int], fits: Fits, at_least: int) -> list[list[int]]:
     """Pack units into as few parts as found, of similar weight where possible; each unit must fit alone.
 
     `sizes`: one per unit, for the order in which parts are tried. `at_least`: a lower bound of the number of
     parts. The number is minimal if it equals that bound, or if the search for fewer came to its end; it is
     never more than best-fit decreasing needs.
     """
-    upper_bound: list[list[int]] = []
-    _best_fit(heaviest_first(sizes), upper_bound, sizes, fits, open_parts=True)
-    for count in range(at_least, len(upper_bound)):
-        parts = deal(count, weights, sizes, fits) or _search(count, sizes, fits)
+    by_weight = heaviest_first(weights)
+    packed = _best_fit(heaviest_first(sizes), sizes, fits)
+    for count in range(at_least, len(packed)):
+        parts = longest_first(by_weight, weights, count, fits) or _search(count, sizes, fits)
         if parts is not None:
             return parts
-    return deal(len(upper_bound), weights, sizes, fits) or upper_bound
-
-
-def deal(count: int, weights: Sequence[float], sizes: Sequence[int], fits: Fits) -> list[list[int]] | None:
-    """Deal units out to at most `count` parts, by weight as far as they fit so; None if it doesn't work.
-
-    Longest first alone leaves no part with a hole large enough for the last units where budgets are tight; so
-    ever more of the light units are instead put where they fit best.
-    """
-    order = heaviest_first(weights)
-    for share in SHARES_BY_WEIGHT:
-        by_weight = round(share * len(order))
-        parts = longest_first(order[:by_weight], weights, count, fits)
-        if parts is not None and _best_fit(order[by_weight:], parts, sizes, fits, open_parts=False):
-            return [part for part in parts if part]
-    return None
+    return longest_first(by_weight, weights, len(packed), fits) or packed
 
 
 def pigeonhole_bound(sizes: Sequence[int], fits: Fits, at_least: int = 1) -> int:
@@ -71,27 +51,23 @@ def pigeonhole_bound(sizes: Sequence[int], fits: Fits, at_least: int = 1) -> int
     return bound
 
 
-def _best_fit(
-    units: Sequence[int], parts: list[list[int]], sizes: Sequence[int], fits: Fits, *, open_parts: bool
-) -> bool:
-    """Put each unit into the fullest part that has room, in place; False if there is none.
+def _best_fit(units: Sequence[int], sizes: Sequence[int], fits: Fits) -> list[list[int]]:
+    """Put each unit, in this order, into the fullest part that has room for it, or else into a new one.
 
-    With `open_parts` there always is, a new one. Parts are bisected by the sum of their sizes: exact where
-    `fits` depends on that sum, else a good guess.
+    Parts are bisected by the sum of their sizes: exact where `fits` depends on that sum, else a good guess.
     """
-    by_fullness = sorted((sum(sizes[unit] for unit in part), place) for place, part in enumerate(parts))
+    parts: list[list[int]] = []
+    by_fullness: list[tuple[int, int]] = []
     for unit in units:
         too_full = bisect_left(by_fullness, True, key=lambda entry: not fits([*parts[entry[1]], unit]))
         if too_full > 0:
             fullness, place = by_fullness.pop(too_full - 1)
-        elif open_parts:
+        else:
             fullness, place = 0, len(parts)
             parts.append([])
-        else:
-            return False
         parts[place].append(unit)
         insort(by_fullness, (fullness + sizes[unit], place))
-    return True
+    return parts
 
 
 def _search(count: int, sizes: Sequence[int], fits: Fits) -> list[list[int]] | None:

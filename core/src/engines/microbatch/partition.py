@@ -136,9 +136,7 @@ def improve(parts: list[list[int]], weights: Sequence[float], fits: Fits = anyth
             return
 
 
-def _lighten(
-    heavy: int, parts: list[list[int]], loads: list[float], weights: Sequence[float], fits: Fits
-) -> bool:
+def _lighten(heavy: int, parts: list[list[int]], loads: list[float], weights: Sequence[float], fits: Fits) -> bool:
     """Take the best exchange between part `heavy` and the lightest part that has any; False if none has."""
     for light in sorted(range(len(parts)), key=loads.__getitem__):
         gap = loads[heavy] - loads[light]

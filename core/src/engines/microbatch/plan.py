@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engines.errors import BatchError
 from engines.microbatch.budget import Budget
-from engines.microbatch.packing import deal, fewest_parts
+from engines.microbatch.packing import fewest_parts
 from engines.microbatch.partition import (
     Unit,
+    heaviest_first,
     improve,
+    longest_first,
     samples_of,
     units_of,
     weights_of,
@@ -56,7 +58,7 @@ class MicroBatchPlan:
         concatenated: list[T] = []
         for part, items in zip(self.parts, results, strict=True):
             assert not part or len(items) == len(part), f"{len(items)} items for {len(part)} samples"
-            concatenated.extend(items[: len(part)])
+            concatenated.extend(items)  # those of fillers come last, where no place points to
         return [concatenated[place] for place in self.order]
 
 
@@ -108,7 +110,7 @@ def plan_micro_batches(
 
 def agreed_count(local_counts: Sequence[int], rules: MicroBatchRules) -> int:
     """Micro-batches that all data-parallel ranks run: the most that any needs, rounded up by the rules."""
-    count = max(rules.at_least, 1, *local_counts)
+    count = max(rules.at_least, *local_counts)
     return -(-count // rules.multiple_of) * rules.multiple_of
 
 
@@ -141,9 +143,7 @@ def _consecutive(units: Sequence[Unit], limit: int) -> list[list[int]]:
     return parts
 
 
-def _costs(
-    budget: Budget, lengths: Sequence[int], units: Sequence[Unit], rules: MicroBatchRules
-) -> list[float]:
+def _costs(budget: Budget, lengths: Sequence[int], units: Sequence[Unit], rules: MicroBatchRules) -> list[float]:
     """What balancing makes alike: work, but rows where all micro-batches are padded to the fullest one."""
     if rules.equal_rows:
         return [float(rows) for rows in budget.unit_rows]
@@ -154,7 +154,7 @@ def _spread(count: int, packed: list[list[int]], weights: Sequence[float], budge
     """`count` parts of nearly equal weight, heaviest first; made from those in `packed` if need be."""
     parts = packed
     if count > len(packed):
-        parts = deal(count, weights, budget.unit_rows, budget.fits) or packed
+        parts = longest_first(heaviest_first(weights), weights, count, budget.fits) or packed
         _cut_until(count, parts, weights)
     improve(parts, weights, budget.fits)
     return sorted(parts, key=lambda part: -sum(weights[unit] for unit in part))
