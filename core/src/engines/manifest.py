@@ -185,12 +185,14 @@ def _check_api(table: Mapping[str, Any]) -> None:
         raise ContractError(f"api {api} is not spoken: this engines-core speaks api {API}", f"upgrade {older}")
 
 
-def describe_faults(error: ValidationError) -> str:
-    """All faults of a manifest in one line, each with the key that it belongs to."""
-    return "; ".join(_describe(fault["loc"], fault["type"], fault["msg"], fault["input"]) for fault in error.errors())
+def describe_faults(error: ValidationError, table: type[BaseModel] = Manifest) -> str:
+    """All faults of a `table` in one line, each with the key that it belongs to."""
+    return "; ".join(
+        _describe(table, fault["loc"], fault["type"], fault["msg"], fault["input"]) for fault in error.errors()
+    )
 
 
-def _describe(loc: tuple[int | str, ...], kind: str, message: str, found: Any) -> str:
+def _describe(top: type[BaseModel], loc: tuple[int | str, ...], kind: str, message: str, found: Any) -> str:
     where = ""
     for part in loc:
         where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else part
@@ -198,7 +200,7 @@ def _describe(loc: tuple[int | str, ...], kind: str, message: str, found: Any) -
     match kind:
         case "extra_forbidden":
             tables: dict[int | str, type[BaseModel]] = {"engine": EngineEntry, "device": DeviceEntry}
-            table = tables.get(loc[0], Manifest) if len(loc) > 1 else Manifest
+            table = tables.get(loc[0], top) if len(loc) > 1 else top
             return f"{where}is not a key.{did_you_mean(str(loc[-1]), table.model_fields)}"
         case "missing":
             return f"{where}is missing"

@@ -259,7 +259,7 @@ def _registration(fields: EngineFields) -> Registration:
     try:
         entry = EngineEntry.model_validate(given)
     except ValidationError as error:
-        raise ConfigError(f"This engine cannot be registered: {describe_faults(error)}.") from None
+        raise ConfigError(f"This engine cannot be registered: {describe_faults(error, EngineEntry)}") from None
     candidates = _candidates(entry, id or entry.backend[0], summary)
     return Registration(tuple(replace(one, **objects) for one in candidates), devices)
 

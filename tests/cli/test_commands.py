@@ -1,0 +1,188 @@
+"""What the commands say about the engines of this repository. None of it needs torch or runs plugin code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+HEAVY = ("torch", "transformers", "numpy", "ray", "rich", "engines_fsdp", "omegaconf", "pyarrow")
+KEYS = {
+    "backend", "model_types", "device", "priority", "distribution", "version", "status", "reason", "remedy",
+    "summary", "capabilities", "manifest",
+}  # fmt: skip
+
+
+def engines(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("ENGINES_")}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "engines", *words], capture_output=True, text=True, check=False, env=clean | env
+    )
+
+
+def answer(*words: str, **env: str) -> Any:
+    ended = engines(*words, **env)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["backend"], row["device"]): row for row in answer("list", "--json")}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "list",
+        "list --json",
+        "list --all --can export",
+        "show fsdp2",
+        "show fsdp2:cpu",
+        "why language_model fsdp2",
+        "why value_model fsdp3 --json",
+        "doctor",
+        "doctor --json",
+        "schema manifest",
+        "schema recipe",
+        "schema engine:fsdp2",
+        "--help",
+        "train --help",
+        "nonsense",
+    ],
+)
+def test_imports_nothing_heavy(words: str) -> None:
+    code = """
+import json, sys
+import engines
+from engines.cli.main import main
+main(sys.argv[2:])
+print("\\n" + json.dumps([name for name in json.loads(sys.argv[1]) if name in sys.modules]))
+"""
+    command = [sys.executable, "-P", "-c", code, json.dumps(HEAVY), *words.split()]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+class TestList:
+    def test_one_object_per_backend_and_device(self, rows: dict[tuple[str, str], dict[str, Any]]) -> None:
+        assert {("fsdp2", "cpu"), ("fsdp2", "cuda"), ("fsdp2", "npu")} <= set(rows)
+        assert all(set(row) >= KEYS for row in rows.values())
+        cpu = rows["fsdp2", "cpu"]
+        assert cpu["status"] == "available"
+        assert (cpu["reason"], cpu["remedy"]) == (None, None)
+        assert cpu["distribution"] == "engines-fsdp"
+        assert "language_model" in cpu["model_types"]
+        assert cpu["manifest"].endswith("engines_fsdp/engine.toml")
+
+    def test_an_absent_device_is_unavailable(self) -> None:
+        (npu,) = (row for row in answer("list", "--json", ASCEND_RT_VISIBLE_DEVICES="") if row["device"] == "npu")
+        assert npu["status"] == "unavailable"
+        assert npu["reason"] == "ASCEND_RT_VISIBLE_DEVICES='' hides it"
+        assert npu["remedy"]
+
+    def test_can(self) -> None:
+        assert {row["backend"] for row in answer("list", "--json", "--can", "export")} >= {"fsdp2"}
+        assert answer("list", "--json", "--can", "x-nobody.does_this") == []
+        ended = engines("list", "--can", "exprot")
+        assert ended.returncode == 2
+        assert 'Did you mean "export"?' in ended.stderr
+
+    def test_denied_are_shown_with_all(self) -> None:
+        denied = engines("list", ENGINES_DENY="fsdp").stdout
+        assert "fsdp2" not in denied
+        assert "more denied by ENGINES_DENY" in denied
+        assert "denied" in engines("list", "--all", ENGINES_DENY="fsdp").stdout
+        assert all(
+            row["reason"] == "denied"
+            for row in answer("list", "--json", ENGINES_DENY="fsdp")
+            if row["plugin"] == "fsdp"
+        )
+
+    def test_table_fits(self) -> None:
+        lines = engines("list").stdout.splitlines()
+        assert lines[0].split() == ["BACKEND", "DEVICE", "STATUS"]
+        assert max(map(len, lines)) <= 80
+        assert any("fsdp2" in line and "cpu" in line and "available" in line for line in lines)
+
+
+class TestShow:
+    def test_all_devices_or_one(self) -> None:
+        assert engines("show", "fsdp2").stdout.count("fsdp2 on ") == 3
+        one = engines("show", "fsdp2:cpu").stdout
+        assert one.startswith("fsdp2 on cpu\n")
+        assert "engines_fsdp.engine:FSDP2Engine" in one
+        assert "hybrid_shard" in one
+
+    @pytest.mark.parametrize(
+        ("word", "message"),
+        [("fsdp", 'Did you mean "fsdp2"?'), ("fsdp2:cdua", 'does not run on "cdua". Did you mean "cuda"?')],
+    )
+    def test_unknown(self, word: str, message: str) -> None:
+        ended = engines("show", word)
+        assert ended.returncode == 2
+        assert message in ended.stderr
+
+
+class TestWhy:
+    def test_as_json(self) -> None:
+        said = answer("why", "language_model", "fsdp2", "--device", "cpu", "--json")
+        assert said["selected"]["distribution"] == "engines-fsdp"
+        assert said["selected"]["device_reason"] == "named by the argument"
+        assert said["error"] is None
+        assert [one["device"] for one in said["candidates"] if one["taken"]] == ["cpu"]
+        assert len(said["candidates"]) == 3
+
+    def test_refused_as_json(self) -> None:
+        ended = engines("why", "language_model", "fsdp3", "--json")
+        assert ended.returncode == 2
+        said = json.loads(ended.stdout)
+        assert said["selected"] is None
+        assert 'Did you mean "fsdp2"?' in said["error"]
+
+    def test_refused(self) -> None:
+        ended = engines("why", "reward_model", "fsdp2")
+        assert ended.returncode == 2
+        assert "makes language_model" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+class TestSchema:
+    def test_manifest(self) -> None:
+        import tomllib
+
+        from support.fake_plugins import REPO
+
+        said = answer("schema", "manifest")
+        manifest = tomllib.loads((REPO / "plugins/fsdp/src/engines_fsdp/engine.toml").read_text())
+        assert set(manifest) <= set(said["properties"])
+        assert set(manifest["engine"][0]) <= set(said["$defs"]["EngineEntry"]["properties"])
+
+    def test_recipe(self) -> None:
+        assert {"model", "engine", "optimizer", "data", "trainer", "launch"} <= set(
+            answer("schema", "recipe")["properties"]
+        )
+
+    def test_settings_of_an_engine(self) -> None:
+        assert "strategy" in answer("schema", "engine:fsdp2")["properties"]
+
+    @pytest.mark.parametrize("name", ["manifets", "engine:", "engine:fsdp3"])
+    def test_unknown(self, name: str) -> None:
+        ended = engines("schema", name)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith("Error: ")
+
+
+@pytest.mark.more
+def test_list_costs_little() -> None:
+    """`benchmarks/list_cost.py`: at most 1.5 times the imports that it needs, and 0.1 ms per distribution."""
+    from support.fake_plugins import REPO
+
+    script = REPO / "benchmarks" / "list_cost.py"
+    ended = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
