@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 
@@ -20,7 +18,7 @@ class _RecipeCommand(click.Command):
 
 @click.command(cls=_RecipeCommand, short_help="Run a recipe.")
 @click.argument("recipe", nargs=-1, required=True, metavar="RECIPE.yaml [KEY=VALUE]...")
-def train(recipe: tuple[str, ...]) -> None:
+def train(recipe: tuple[str, ...]) -> int:
     """Train as RECIPE.yaml says.
 
     Several files are laid over each other, and KEY=VALUE over all of them: trainer.steps=20. Relative paths are
@@ -30,9 +28,18 @@ def train(recipe: tuple[str, ...]) -> None:
     """
     from engines.errors import ConfigError
     from engines.recipes.layering import split_arguments
-    from engines.recipes.sft.train import train as train_sft
+
+    try:
+        from engines.recipes.sft.train import train as train_sft
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "engines":
+            raise
+        raise ConfigError(
+            f"training needs the package {error.name}, which is not installed",
+            "pip install 'engines-core[train]'; every engine's own distribution brings it too",
+        ) from error
 
     files, overrides = split_arguments(recipe)
     if not files:
         raise ConfigError("no recipe file is given, only overrides", "engines train RECIPE.yaml KEY=VALUE ...")
-    sys.exit(train_sft(files, overrides))
+    return train_sft(files, overrides)

@@ -81,4 +81,4 @@ def fail(
 
 
 def _say(message: str, details: str = "") -> None:
-    print(f"engines: {message}", *([details.rstrip()] if details else []), sep="\n", file=sys.stderr)
+    print(f"Error: {message}", *([details.rstrip()] if details else []), sep="\n", file=sys.stderr)

@@ -18,15 +18,22 @@ class Heartbeat:
     """
 
     def __init__(self, file: Path) -> None:
-        self.place = "starting"
-        """What the rank is doing."""
+        self._place = "starting"
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
+    def at(self, place: str) -> None:
+        """Say what the rank is doing."""
+        self._place = place
+        self._write()
+
     def _beat(self) -> None:
         while True:
-            os.pwrite(self._descriptor, f"{self.place[:60]:<60}".encode(), 0)
+            self._write()
             time.sleep(INTERVAL_S)
+
+    def _write(self) -> None:
+        os.pwrite(self._descriptor, f"{self._place[:60]:<60}".encode(), 0)
 
 
 class Watch:

@@ -58,7 +58,7 @@ class Rank:
     def at(self, place: str) -> None:
         """Say what this rank is doing ("step 12"), for the report if the run hangs."""
         if self.heartbeat is not None:
-            self.heartbeat.place = place
+            self.heartbeat.at(place)
 
 
 def run_target(job: Job, rank: Rank) -> int:

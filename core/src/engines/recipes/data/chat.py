@@ -47,6 +47,8 @@ def _find_turns(tokenizer: Any, record: Record) -> tuple[str, list[tuple[int, in
     def render(count: int, *, ask: bool) -> str:
         return str(tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=ask))
 
+    if messages[0]["role"] == "assistant":
+        raise record.fault("message 1 is the assistant's, and answers to nothing; begin with system or user")
     whole = render(len(messages), ask=False)
     turns = []
     for index, message in enumerate(messages):

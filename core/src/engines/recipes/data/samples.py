@@ -66,7 +66,7 @@ class Samples:
     def row(self, index: int) -> dict[str, np.ndarray]:
         """A sample's fields, as `Batch.from_sequences` takes them: `input_ids` int64, `loss_mask` bool."""
         part = slice(self.bounds[index], self.bounds[index + 1])
-        return {"input_ids": self.ids[part].astype(np.int64), "loss_mask": self.mask[part]}
+        return {"input_ids": self.ids[part].astype(np.int64), "loss_mask": self.mask[part].copy()}
 
     def fingerprint(self) -> str:
         """Hash of all tokens, masks and boundaries: equal exactly if the samples are."""

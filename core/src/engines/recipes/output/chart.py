@@ -13,6 +13,7 @@ def draw_loss(metrics: Sequence[dict[str, Any]], file: Path, *, title: str) -> N
     """Draw the lines of metrics.jsonl; skipped steps leave gaps. Needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     trained = [line for line in metrics if line.get("loss") is not None and not line.get("skipped_step")]
     if not trained:
@@ -42,7 +43,7 @@ def draw_loss(metrics: Sequence[dict[str, Any]], file: Path, *, title: str) -> N
     axes.tick_params(colors=_FAINT, labelcolor=_INK, length=3)
     axes.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.8)
     axes.margins(x=0.02)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):

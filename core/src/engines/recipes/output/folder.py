@@ -188,8 +188,8 @@ def checkpoint_step(checkpoint: Path) -> int:
         raise CheckpointError(f"trainer.resume: there is no checkpoint {checkpoint}.{hint}")
     if not manifest.is_file():
         inner = OutputFolder(checkpoint).steps() or OutputFolder(checkpoint.parent).steps()
-        hint = f"Complete ones: {', '.join(f'step-{step}' for step in inner)}." if inner else None
-        raise CheckpointError(f"trainer.resume: {checkpoint} is not a complete checkpoint: no {_MANIFEST}", hint)
+        complete = f"Complete ones: {', '.join(f'step-{step}' for step in inner)}." if inner else None
+        raise CheckpointError(f"trainer.resume: {checkpoint} is not a complete checkpoint: no {_MANIFEST}", complete)
     try:
         return int(json.loads(manifest.read_bytes())["info"]["step"])
     except (ValueError, KeyError, TypeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +36,10 @@ def make_loggers(
     names: Iterable[str], output_dir: Path, *, steps_done: int, recipe: Mapping[str, Any]
 ) -> list[RunLogger]:
     """Open the named loggers; steps after `steps_done`, of an earlier attempt, are dropped where that can be."""
-    makers = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+    makers: dict[str, Callable[[Path, int, Mapping[str, Any]], RunLogger]] = {
+        "tensorboard": TensorBoard,
+        "wandb": WeightsAndBiases,
+    }
     return [makers[name](output_dir, steps_done, recipe) for name in names]
 
 
@@ -46,16 +49,16 @@ class TensorBoard:
     def __init__(self, output_dir: Path, steps_done: int, recipe: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(output_dir / "tensorboard"), purge_step=steps_done + 1)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(output_dir / "tensorboard"), purge_step=steps_done + 1)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Each figure as a scalar."""
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flush."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class WeightsAndBiases:
@@ -65,7 +68,7 @@ class WeightsAndBiases:
         import wandb
         import xxhash
 
-        identity = xxhash.xxh3_64_hexdigest(str(output_dir.resolve()))
+        identity = xxhash.xxh3_64_hexdigest(str(output_dir.resolve()).encode())
         self._run = wandb.init(
             dir=str(output_dir), name=output_dir.name, id=identity, resume="allow", config=dict(recipe)
         )

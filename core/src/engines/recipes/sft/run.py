@@ -53,11 +53,9 @@ def run(payload: Mapping[str, Any], rank: Rank) -> int:
     worker.initialize()
     loop = TrainingLoop(recipe, worker, data.train, data.eval, rank, total_steps=steps, start=start)
     built = worker.describe()
-    writer = (
-        FirstWriter(recipe, folder, built, steps_done=start.step, total_steps=steps)
-        if rank.is_first
-        else Writer(folder)
-    )
+    writer = Writer(folder)
+    if rank.is_first:
+        writer = FirstWriter(recipe, folder, built, steps_done=start.step, total_steps=steps)
     for note in notes:
         writer.note(note)
     if recipe.trainer.trace:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engines.launch import Job, foreign_world, launch, run_here
-from engines.launch.threads import describe_threads
 from engines.recipes.layering import read_layers
-from engines.recipes.output.folder import OutputFolder
-from engines.recipes.sft.checks import Checked, check, output_dir
 from engines.recipes.sft.config import SFTRecipe
 from engines.recipes.sft.loading import build_recipe
 from engines.selection import Selection
+
+if TYPE_CHECKING:
+    from engines.recipes.sft.checks import Checked
 
 TARGET = "engines.recipes.sft.run:run"
 
@@ -24,6 +24,15 @@ def train(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> int:
     Raises `EnginesError` for what the user must mend, before anything is written.
     """
     recipe, selection = build_recipe(read_layers(files, overrides))
+    return _run(recipe, selection)
+
+
+def _run(recipe: SFTRecipe, selection: Selection) -> int:
+    # imported here, since they bring numpy: a mistyped key is answered before that
+    from engines.launch import Job, foreign_world, launch, run_here
+    from engines.recipes.output.folder import OutputFolder
+    from engines.recipes.sft.checks import check, output_dir
+
     world = foreign_world()
     rank, num_ranks = world or (0, recipe.launch.nproc)
     checked = check(recipe, selection, num_ranks)
@@ -47,6 +56,8 @@ def train(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> int:
 
 
 def _introduction(recipe: SFTRecipe, selection: Selection, checked: Checked, num_ranks: int, foreign: bool) -> str:
+    from engines.launch.threads import describe_threads
+
     lines = [selection.explain(), describe_threads(num_ranks)]
     if foreign and "nproc" in recipe.launch.model_fields_set and recipe.launch.nproc != num_ranks:
         lines.append(f"started by another launcher with {num_ranks} processes; launch.nproc is not used")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engines.checkpoint import CheckpointStore
+from engines.launch import RunFailed
 from engines.recipes.output.chart import draw_loss
 from engines.recipes.output.folder import OutputFolder
 from engines.recipes.output.loggers import make_loggers
@@ -42,8 +43,8 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        """Draw the curve as far as it goes, and close everything; also when the run fails."""
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Close everything."""
 
 
 class FirstWriter(Writer):
@@ -99,10 +100,12 @@ class FirstWriter(Writer):
         kept = f"step {saved} is saved; the same command goes on from there" if saved else "no checkpoint is saved"
         self.note(f"stopped after step {step}; {kept}")
 
-    def __exit__(self, *exception: object) -> None:
-        """Draw the curve as far as it goes, and close everything; also when the run fails."""
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Draw the curve as far as it goes, and close everything; hurry where a fault waits to be reported."""
         self._progress.close()
         self._metrics.close()
+        if kind is not None and kind is not RunFailed:
+            return
         for logger in self._loggers:
             logger.close()
         draw_loss(read_metrics(self.folder.metrics), self.folder.chart, title=self._title)
