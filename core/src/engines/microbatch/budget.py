@@ -54,7 +54,7 @@ class Budget:
 
 def _too_long(unit: Unit, lengths: Sequence[int], rows: int, max_rows: int) -> BatchError:
     if len(unit) == 1:
-        what = f"sample {unit[0]} ({lengths[0]} tokens) takes {rows} rows"
+        what = f"sample {unit[0]} of this rank's share ({lengths[0]} tokens) takes {rows} rows"
     else:
         samples, tokens = ", ".join(map(str, unit)), " + ".join(map(str, lengths))
         what = f"samples {samples} ({tokens} tokens) must stay together and take {rows} rows"

@@ -110,7 +110,7 @@ def plan_micro_batches(
 
 def agreed_count(local_counts: Sequence[int], rules: MicroBatchRules) -> int:
     """Micro-batches that all data-parallel ranks run: the most that any needs, rounded up by the rules."""
-    count = max(rules.at_least, *local_counts)
+    count = max([rules.at_least, *local_counts])
     return -(-count // rules.multiple_of) * rules.multiple_of
 
 
