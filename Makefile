@@ -16,7 +16,7 @@ DEMO_OUTPUT := outputs/demo
 PROMPT      ?= How do I keep a knife sharp?
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test test-more test-real check bench clean
+.PHONY: help demo setup test test-more test-real check bench docs clean
 
 help: ## what this Makefile can do
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -28,7 +28,7 @@ demo: $(VENV)/.demo-installed ## fine-tune a 135M language model on this machine
 	rm -rf $(DEMO_OUTPUT)
 	$(BIN)/engines train examples/sft_smollm2.yaml trainer.output_dir=$(DEMO_OUTPUT)
 	$(BIN)/python examples/ask.py "$(PROMPT)" before=$(MODEL) after=$(DEMO_OUTPUT)/export
-	$(BIN)/python examples/summarize.py $(DEMO_OUTPUT)
+	$(BIN)/python examples/summary.py $(DEMO_OUTPUT)
 
 setup: $(VENV)/.setup-installed ## .venv with core, every plugin under plugins/ and the test tools, editable
 
@@ -50,6 +50,9 @@ check: $(VENV)/.setup-installed ## ruff, formatting, mypy (strict for core), imp
 
 bench: $(VENV)/.setup-installed ## the benchmarks, one table each
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+docs: $(VENV)/.setup-installed ## write the tables of docs/recipe.md from the code
+	$(BIN)/python tools/document_recipe.py
 
 clean: ## remove .venv, the converted model and everything that runs wrote
 	rm -rf $(VENV) .cache outputs

@@ -1,0 +1,114 @@
+"""What README and docs show is what the code does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engines.cli.main import COMMANDS
+from engines.manifest import Manifest
+from engines.recipes.sft.loading import build_recipe
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+README = (ROOT / "README.md").read_text()
+EVERYTHING = "\n".join(page.read_text() for page in PAGES)
+
+
+def blocks(language: str, text: str = README) -> list[str]:
+    """Fenced blocks of code in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_readme_starts_with_the_two_commands() -> None:
+    commands = re.findall(r"^make \S+", README[: README.index("\n## ")], re.MULTILINE)
+    assert commands == ["make demo", "make test"]
+
+
+def test_named_commands_exist() -> None:
+    named = set(re.findall(r"`engines ([a-z]+)[ `]", EVERYTHING)) | set(
+        re.findall(r"\$ engines ([a-z]+)", EVERYTHING)
+    )
+    assert named <= set(COMMANDS)
+
+
+def test_named_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)", EVERYTHING, re.MULTILINE))
+    assert {one or other for one, other in named} <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", page.read_text())
+    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("recipe", [ROOT / "README.md", *ROOT.glob("examples/*.yaml")], ids=lambda path: path.name)
+def test_recipes_are_valid(recipe: Path) -> None:
+    text = blocks("yaml")[0] if recipe.suffix == ".md" else recipe.read_text()
+    built, selection = build_recipe(yaml.safe_load(text))
+    assert built.engine.strategy == selection.backend
+    assert (ROOT / built.data.train).is_file()
+    assert built.data.eval is None or (ROOT / built.data.eval).is_file()
+
+
+def test_keys_that_are_set_in_prose_exist() -> None:
+    recipe, _ = build_recipe(yaml.safe_load(blocks("yaml")[0]))
+    keys = {f"{name}.{key}" for name, part in recipe.model_dump().items() if isinstance(part, dict) for key in part}
+    assert set(re.findall(r"\b([a-z]+\.[a-z_]+)[=:] ?[\w\[]", EVERYTHING)) <= keys
+
+
+def test_readme_shows_what_list_prints() -> None:
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "engines", "list", *options]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=terminal).stdout
+
+    terminal = {**os.environ, "COLUMNS": "80"}
+    rows = json.loads(run("--json"))
+    if any(row["device"] != "cpu" and row["status"] == "available" for row in rows):
+        pytest.skip("the README shows a machine without accelerators")
+    assert run() == README.partition("$ engines list\n")[2].partition("```")[0]
+
+
+def test_readme_names_what_engines_exports() -> None:
+    code = blocks("python")[0]
+    compile(code, "README.md", "exec")
+    exec(code.splitlines()[0], {})
+
+
+def test_readme_manifest_is_valid() -> None:
+    entry_point, manifest = map(tomllib.loads, blocks("toml"))
+    assert entry_point["project"]["entry-points"]["engines"] == {"mine": "engines_mine"}
+    assert Manifest.model_validate(manifest).engine[0].backend
+
+
+def test_recipe_page_fits_the_settings() -> None:
+    tool = ROOT / "tools/document_recipe.py"
+    done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("name", "at_least"), [("harbour_train", 200), ("harbour_eval", 16)])
+def test_example_data_keep_their_form(name: str, at_least: int) -> None:
+    lines = (ROOT / f"examples/data/{name}.jsonl").read_text().splitlines()
+    questions = [json.loads(line)["messages"][0]["content"] for line in lines]
+    assert len(set(questions)) == len(lines) >= at_least
+    for line in lines:
+        for question, answer in zip(*[iter(json.loads(line)["messages"])] * 2, strict=True):
+            assert (question["role"], answer["role"]) == ("user", "assistant")
+            assert re.fullmatch(r"Ahoy! .+\nLog: .+", answer["content"])
+
+
+def test_evaluation_asks_what_training_did_not() -> None:
+    train, evaluation = ((ROOT / f"examples/data/harbour_{part}.jsonl").read_text() for part in ("train", "eval"))
+    asked = {json.loads(line)["messages"][0]["content"] for line in train.splitlines()}
+    assert not asked & {json.loads(line)["messages"][0]["content"] for line in evaluation.splitlines()}
