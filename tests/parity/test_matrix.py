@@ -56,7 +56,7 @@ SAMPLE = {
 """What `make test` runs: each family, layout, batching and option more than once."""
 
 
-def _cases():
+def _cases() -> list[object]:
     wide = [(f, layout, batching, "plain") for f in REFERENCE_FAMILIES for layout in LAYOUTS for batching in BATCHING]
     options = [
         (family, layout, "micro 1", option)
@@ -65,8 +65,10 @@ def _cases():
         for option in OPTIONS
         if option != "plain"
     ]
-    for case in [*wide, *options, *sorted(SAMPLE - {*wide, *options})]:
-        yield pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.more, id=", ".join(case))
+    return [
+        pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.more, id=", ".join(case))
+        for case in [*wide, *options, *sorted(SAMPLE - {*wide, *options})]
+    ]
 
 
 @pytest.mark.parametrize(("family", "layout", "batching", "option"), _cases())

@@ -25,6 +25,18 @@ from typing import Any
 
 import cloudpickle
 
+PRELOAD = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt2")),
+    "engines.worker",
+    "engines_fsdp.engine",
+)
+"""Imported once by the fork server, so that processes of a world start with them in memory. Installed modules only:
+the server of Python 3.11 ignores sys.path, and passes over what it can't import without a word."""
+
 
 class WorldError(AssertionError):
     """A rank raised, died, or did not answer in time."""
@@ -62,7 +74,7 @@ class World:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["support.preload"])
+        context.set_forkserver_preload(list(PRELOAD))
         rendezvous = tempfile.mktemp(prefix="world-")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
