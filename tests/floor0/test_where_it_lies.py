@@ -101,7 +101,7 @@ def test_no_code_of_the_plugin_runs(clean_venv: Venv) -> None:
     ended = clean_venv.code("""
         import sys
         from engines.cli.main import main
-        for words in ("list", "show good", "why language_model good", "doctor", "schema manifest", "schema engine:good"):
+        for words in ("list", "show good", "why language_model good", "doctor", "schema manifest"):
             main(words.split())
             assert not hasattr(sys, "ran_fake_code"), words
         print("none")

@@ -43,10 +43,12 @@ def remove(*parts: str) -> Callable[[Path], None]:
     return damage
 
 
-def second_dist_info(site: Path) -> None:
-    old = site / "engines_twice-0.9.dist-info"
-    shutil.copytree(site / "engines_twice-1.0.dist-info", old)
-    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: engines-twice\nVersion: 0.9\n")
+def second_dist_info(name: str, folder: str) -> Callable[[Path], None]:
+    def damage(site: Path) -> None:
+        shutil.copytree(site / f"engines_{name}-1.0.dist-info", site / folder)
+        (site / folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: engines-{name}\nVersion: 0.9\n")
+
+    return damage
 
 
 def editable_with_leftover(site: Path) -> None:
@@ -99,8 +101,8 @@ CASES = {
     "not UTF-8": Case(
         plugin("notutf8", b'api = 1\nsummary = "caf\xe9"\n'), "not UTF-8: ", "save it as UTF-8", "fake_notutf8/engine.toml"
     ),
-    "empty": Case(plugin("empty", ""), "empty", "at least `api = 1`", "fake_empty/engine.toml"),
-    "only a comment": Case(plugin("comment", "# later\n"), "empty", "at least `api = 1`", "fake_comment/engine.toml"),
+    "empty": Case(plugin("empty", ""), "the manifest is empty", "at least `api = 1`", "fake_empty/engine.toml"),
+    "only a comment": Case(plugin("comment", "# later\n"), "the manifest is empty", "at least `api = 1`", "fake_comment/engine.toml"),
     "unknown key": Case(
         plugin("misspelt", entry("misspelt", priorty="3")),
         '`engine[0].priorty` is not a key. Did you mean "priority"?',
@@ -224,7 +226,14 @@ CASES = {
         "stale metadata: 2 installations of engines-twice in one place",
         "delete all but the true one",
         ".dist-info",
-        second_dist_info,
+        second_dist_info("twice", "engines_twice-0.9.dist-info"),
+    ),
+    "interrupted upgrade": Case(
+        plugin("torn"),
+        "stale metadata: 2 installations of engines-torn in one place",
+        "delete all but the true one",
+        ".dist-info",
+        second_dist_info("torn", "~ngines_torn-0.9.dist-info"),
     ),
     "leftover egg-info": Case(
         plugin("edited"),

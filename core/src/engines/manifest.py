@@ -167,7 +167,7 @@ def parse_manifest(data: bytes) -> Manifest:
     except tomllib.TOMLDecodeError as error:
         raise ContractError(f"not TOML: {error}", "mend its syntax") from None
     if not table:
-        raise ContractError("empty", f"it needs at least `api = {API}`, `summary` and one [[engine]]")
+        raise ContractError("the manifest is empty", f"it needs at least `api = {API}`, `summary` and one [[engine]]")
     _check_api(table)
     try:
         return Manifest.model_validate(table)
