@@ -70,5 +70,13 @@ def reshard(model: Module) -> None:
 
 def abandon(model: Module) -> None:
     """Leave a forward or backward that raised: drop what is gathered, in flight or accumulated. No collective."""
-    if isinstance(model, FSDPModule):
-        model.reset_iter_state()
+    if not isinstance(model, FSDPModule):
+        return
+    model.reset_iter_state()
+    # torch 2.13 forgets the gradients of micro-batches that were not reduced yet; they would join the next step's.
+    for module in fsdp_modules(model):
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter.unsharded_param.grad = None
