@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from engines.errors import EngineNotFound
+from engines.errors import EngineNotFound, EnginesError
 from engines.registry import Selection, registry
 from engines.selection import Consideration
 
@@ -26,10 +26,11 @@ def why(model_type: str, backend: str, device: str | None, as_json: bool) -> int
     """
     try:
         selection = registry.resolve(model_type, backend, device)
-    except EngineNotFound as error:
+    except EnginesError as error:
         if not as_json:
             raise
-        click.echo(json.dumps({"selected": None, "error": str(error), "candidates": _json(error.trace)}, indent=2))
+        trace = error.trace if isinstance(error, EngineNotFound) else ()
+        click.echo(json.dumps({"selected": None, "error": str(error), "candidates": _json(trace)}, indent=2))
         return 2
     if as_json:
         answer = {"selected": _selected(selection), "error": None, "candidates": _json(selection.trace)}
