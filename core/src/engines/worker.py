@@ -66,7 +66,7 @@ class TrainingWorker:
         best available engine is taken (`auto_select`). `optimizer`: None for a worker that only infers.
         """
         settings = engine.model_dump(exclude_unset=True) if isinstance(engine, EngineConfig) else dict(engine or {})
-        self.selection = registry.resolve(model_type, settings.get("strategy"), settings.get("device"))
+        self.selection = registry.resolve(model_type, settings.get("strategy"), configured=settings.get("device"))
         self.device = local_device(self.selection)
         if deterministic:
             full_determinism()

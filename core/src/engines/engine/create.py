@@ -40,7 +40,7 @@ def create(
         optimizer = validate(OptimizerConfig, optimizer, where="optimizer")
     settings = engine.model_dump(exclude_unset=True) if isinstance(engine, EngineConfig) else dict(engine or {})
     if selection is None:
-        selection = registry.resolve(model_type, settings.get("strategy"), settings.get("device"))
+        selection = registry.resolve(model_type, settings.get("strategy"), configured=settings.get("device"))
     loaded = load(selection)
     config = validate(loaded.config_class, settings, where="engine")
     name = f"{selection.backend} on {selection.device} ({selection.distribution})"
