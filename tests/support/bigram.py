@@ -49,7 +49,7 @@ class BigramEngine(BaseEngine):
     def initialize(self) -> None:
         self.calls.append("initialize")
         generator = torch.Generator().manual_seed(0)
-        self._model = nn.Sequential(nn.Embedding(VOCAB, VOCAB), nn.Dropout(0.5))
+        self._model = nn.Sequential(nn.Embedding(VOCAB, VOCAB), nn.Dropout(0.0))
         nn.init.normal_(self._model[0].weight, generator=generator)
         if self.ctx.optimizer is not None:
             self._optimizer = Optimizer({"table": self._model[0].weight}, self.ctx.optimizer, self.ctx.total_steps)

@@ -270,7 +270,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        self._hook.close()
+        self._manager.hook.close()
         for plugin in self._manager.get_plugins():
             self._manager.unregister(plugin)
 
@@ -282,6 +282,7 @@ class Engine:
 
     @property
     def _hook(self) -> Any:
+        assert not self._closed, "this engine is closed"
         return self._manager.hook
 
     def _prepare(self, batch: Batch, loss: Loss | None, *, forward_only: bool) -> Pass:

@@ -1,0 +1,138 @@
+"""What an engine does not declare, or nobody gave it, is refused by name before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+from engines import create
+from engines.batch import Batch
+from engines.contract import ExportPlan
+from engines.errors import BatchError, CapabilityError, ConfigError
+from engines.losses import SFTLoss
+from support.bigram import MODEL, BigramEngine, registered, sequences
+
+
+def make(optimizer=None, **fields):
+    with registered(**fields):
+        engine = create(MODEL, {"strategy": "bigram"}, optimizer)
+    engine.initialize()
+    return engine
+
+
+def disable_adapter(engine):
+    with engine.disable_adapter():
+        pass
+
+
+class Entropic(SFTLoss):
+    """Reads entropy."""
+
+    needs = frozenset({"log_probs", "entropy"})
+
+
+class Misspelt(SFTLoss):
+    """Reads an output that doesn't exist."""
+
+    needs = frozenset({"log_prob"})
+
+
+@pytest.mark.parametrize(
+    ("capability", "ask"),
+    [
+        ("lora", disable_adapter),
+        ("offload", lambda engine: engine.to("cpu")),
+        ("lora", lambda engine: engine.get_per_tensor_param(ExportPlan(adapters="only"))),
+        ("export", lambda engine: engine.get_per_tensor_param()),
+        ("entropy", lambda engine: engine.infer_batch(sequences(3), needs={"entropy"})),
+        ("entropy", lambda engine: engine.infer_batch(sequences(3), needs=(), loss=Entropic())),
+        ("entropy", lambda engine: engine.train_batch(sequences(3), Entropic())),
+    ],
+)
+def test_capabilities(capability, ask):
+    engine = make({"lr": 0.1}, capabilities=[])
+    engine._base.calls.clear()
+    with pytest.raises(CapabilityError) as error:
+        ask(engine)
+    assert f"needs the capability {capability}, which bigram on cpu (in-process) does not declare" in str(error.value)
+    assert f"engines list --can {capability}" in str(error.value)
+    assert "forward" not in engine._base.calls
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda engine: engine.train_batch(sequences(3), SFTLoss()),
+        lambda engine: engine.optimizer_step(),
+        lambda engine: engine.lr_scheduler_step(),
+        lambda engine: engine.lr,
+    ],
+)
+def test_training_without_an_optimizer(ask):
+    with pytest.raises(ConfigError, match="created without an optimizer; it can only infer"):
+        ask(make())
+
+
+def test_unknown_outputs():
+    with pytest.raises(ConfigError, match=r"unknown outputs \['logits'\]"):
+        make().infer_batch(sequences(3), needs={"logits"})
+    with pytest.raises(ConfigError, match=r"unknown outputs \['log_prob'\]"):
+        make({"lr": 0.1}).train_batch(sequences(3), Misspelt())
+
+
+def test_values_of_a_language_model():
+    with pytest.raises(ConfigError, match="values need a value_model; this engine is a language_model"):
+        make().infer_batch(sequences(3), needs={"values"})
+
+
+def test_a_field_that_the_loss_reads_and_the_batch_lacks():
+    engine = make({"lr": 0.1})
+    with pytest.raises(BatchError, match="no field loss_mask"):
+        engine.train_batch(Batch.from_sequences([{"input_ids": [1, 2, 3]}]), SFTLoss())
+    assert "forward" not in engine._base.calls
+
+
+class Forgetful(SFTLoss):
+    """Denominators and terms that are not those it declares."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def denominators(self, batch):
+        return {} if self.where == "denominators" else super().denominators(batch)
+
+    def __call__(self, out, batch):
+        return {"entropy": out.log_probs.sum()} if self.where == "terms" else super().__call__(out, batch)
+
+
+@pytest.mark.parametrize("where", ["denominators", "terms"])
+def test_a_loss_that_contradicts_itself(where):
+    with pytest.raises(BatchError, match=r"Forgetful.*declares coefficients for \['cross_entropy'\]"):
+        make({"lr": 0.1}).train_batch(sequences(3), Forgetful(where))
+
+
+def test_a_decaying_schedule_without_an_end():
+    with registered(), pytest.raises(ConfigError, match="'linear' decays to 0"):
+        create(MODEL, {"strategy": "bigram"}, {"lr": 0.1, "schedule": "linear"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tensor_parallel_size": 2}, "engine.tensor_parallel_size: 2 needs the capability tensor_parallel"),
+        ({"micro_batch_size": 2, "max_tokens_per_micro_batch": 8}, "set one of them"),
+        ({"micro_batch_sise": 2}, 'engine.micro_batch_sise: unknown key. Did you mean "micro_batch_size"?'),
+        ({"micro_batch_size": 0}, "engine.micro_batch_size: input should be greater than or equal to 1, got 0"),
+    ],
+)
+def test_settings(settings, said):
+    with registered(), pytest.raises(ConfigError) as error:
+        create(MODEL, {"strategy": "bigram", **settings})
+    assert said in str(error.value)
+
+
+def test_nothing_is_constructed_for_refused_settings():
+    class Loud(BigramEngine):
+        def __init__(self, ctx):
+            raise AssertionError("constructed")
+
+    with registered(Loud), pytest.raises(ConfigError):
+        create(MODEL, {"strategy": "bigram", "pipeline_parallel_size": 2})
