@@ -110,7 +110,7 @@ def tiny_model(family: str, *, tied: bool | None = None, seed: int = SEED, **ove
     model = AutoModelForCausalLM.from_config(tiny_config(family, tied=tied, **overrides), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
+        for _, parameter in sorted(model.named_parameters()):
             noise = torch.randn(parameter.shape, generator=generator)
             # norms (and other vectors that start at 1) stay near 1; matrices get the usual fan-in scale
             parameter.copy_(parameter + 0.1 * noise if parameter.dim() == 1 else noise * parameter.shape[-1] ** -0.5)

@@ -76,73 +76,83 @@ def packed_attention(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     _refuse(module, attention_mask, packing, causal, position_bias)
     assert packing is not None
+    rule = _Rule(scaling if scaling is not None else query.shape[-1] ** -0.5, dropout, sliding_window, softcap, s_aux)
     sizes = [count * length for count, length in packing.runs]
     outputs = []
-    for (count, length), q, k, v in zip(
+    for (count, length), *row in zip(
         packing.runs, query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True
     ):
-        q, k, v = (x[0].unflatten(1, (count, length)).transpose(0, 1) for x in (q, k, v))  # noqa: PLW2901
-        if softcap is None and s_aux is None and (sliding_window is None or length <= sliding_window):
-            gqa = q.shape[1] != k.shape[1]
-            out = scaled_dot_product_attention(q, k, v, None, dropout, True, scale=scaling, enable_gqa=gqa)
-        else:
-            out = _by_blocks(q, k, v, sliding_window, scaling, dropout, softcap, s_aux)
+        q, k, v = (part[0].unflatten(1, (count, length)).transpose(0, 1) for part in row)
+        out = _plain(q, k, v, None, rule) if rule.is_plain(length) else _by_blocks(q, k, v, rule)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)[None], None
 
 
-def _by_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: int | None,
-    scaling: float | None,
-    dropout: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Causal attention `[n, heads, length, d]` in blocks of queries; with a window a block sees only its keys."""
+@dataclass(frozen=True)
+class _Rule:
+    """What a layer asks of its attention beyond causality."""
+
+    scaling: float
+    dropout: float
+    window: int | None
+    """Keys that a query sees, itself included."""
+    softcap: float | None
+    sinks: Tensor | None
+
+    @property
+    def is_written_out(self) -> bool:
+        """Whether torch's kernel lacks it: capped scores (Gemma 2), sinks (gpt-oss)."""
+        return self.softcap is not None or self.sinks is not None
+
+    def is_plain(self, length: int) -> bool:
+        """Whether a sequence of this length is all causal softmax attention."""
+        return not self.is_written_out and (self.window is None or length <= self.window)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rule: _Rule) -> Tensor:
+    """Attention `[n, heads, length, d]` by torch's kernel, causal unless a mask says what is visible."""
+    return scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        visible,
+        dropout_p=rule.dropout,
+        is_causal=visible is None,
+        scale=rule.scaling,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def _by_blocks(q: Tensor, k: Tensor, v: Tensor, rule: _Rule) -> Tensor:
+    """Causal attention `[n, heads, length, d]` in blocks of queries; with a window a block gets only its keys."""
     length = q.shape[2]
-    window = min(window or length, length)
-    block = max(window, 128)
+    window = min(rule.window or length, length)
+    size = max(window, 128)
+    attend = _written_out if rule.is_written_out else _plain
     outputs = []
-    for start in range(0, length, block):
-        stop, first = min(start + block, length), max(0, start - window + 1)
-        distance = torch.arange(start, stop, device=q.device)[:, None] - torch.arange(first, stop, device=q.device)
+    for start in range(0, length, size):
+        stop, first = min(start + size, length), max(0, start - window + 1)
+        places = torch.arange(first, stop, device=q.device)
+        distance = places[start - first :, None] - places
         visible = (distance >= 0) & (distance < window)
-        part = (q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop])
-        if softcap is None and sinks is None:
-            gqa = q.shape[1] != k.shape[1]
-            outputs.append(scaled_dot_product_attention(*part, visible, dropout, scale=scaling, enable_gqa=gqa))
-        else:
-            outputs.append(_explicit(*part, visible, scaling, dropout, softcap, sinks))
+        outputs.append(attend(q[:, :, start:stop], k[:, :, first:stop], v[:, :, first:stop], visible, rule))
     return torch.cat(outputs, 2)
 
 
-def _explicit(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    visible: Tensor,
-    scaling: float | None,
-    dropout: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Softmax attention written out, for what torch's kernel lacks: capped scores (Gemma 2), sinks (gpt-oss)."""
+def _written_out(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: _Rule) -> Tensor:
+    """Softmax attention step by step, float32 in the softmax, as transformers' eager attention."""
     groups = q.shape[1] // k.shape[1]
-    q = q.unflatten(1, (k.shape[1], groups))
-    scores = q @ k[:, :, None].transpose(-1, -2) * (scaling if scaling is not None else q.shape[-1] ** -0.5)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = q.unflatten(1, (k.shape[1], groups)) @ k[:, :, None].transpose(-1, -2) * rule.scaling
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
     scores = scores.masked_fill(~visible, float("-inf"))
-    if sinks is not None:
-        sink = sinks.to(scores).view(1, k.shape[1], groups, 1, 1).expand(*scores.shape[:-1], 1)
+    if rule.sinks is not None:
+        sink = rule.sinks.to(scores).view(1, k.shape[1], groups, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], -1)
-    weights = softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-    if sinks is not None:
+    weights = softmax(scores, -1, dtype=torch.float32).to(v.dtype)
+    if rule.sinks is not None:
         weights = weights[..., :-1]  # a sink takes probability and gives nothing
-    return (drop(weights, dropout, training=dropout > 0) @ v[:, :, None]).flatten(1, 2)
+    return (drop(weights, rule.dropout) @ v[:, :, None]).flatten(1, 2)
 
 
 def _refuse(

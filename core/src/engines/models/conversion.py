@@ -37,18 +37,20 @@ class Sources:
     def add(self, pattern: str, key: str) -> None:
         self.by_pattern.setdefault(pattern, []).append(key)
 
-    def keys(self) -> list[str]:
+    def all_keys(self) -> list[str]:
         return [key for keys in self.by_pattern.values() for key in keys]
 
 
 def weight_sources(model: Any, folder: PretrainedFolder, sources: Sources) -> dict[str, WeightSource]:
     """The weights that `sources` makes, by name; one, save where a fused tensor of the folder is split."""
     if sources.converter is None:
-        key = sources.keys()[0]
+        key = sources.all_keys()[0]
         return {sources.target: WeightSource(folder.shape(key), lambda *at: folder.read(key, block(*at)))}
     if _is_stack_of_experts(sources):
         return {sources.target: _experts(sources, folder)}
-    empty = {key: torch.empty(folder.shape(key), dtype=folder.dtype(key), device="meta") for key in sources.keys()}
+    empty = {
+        key: torch.empty(folder.shape(key), dtype=folder.dtype(key), device="meta") for key in sources.all_keys()
+    }
     made = _convert(model, sources, empty)
     return {
         name: WeightSource(tuple(value.shape), _whole(model, folder, sources, name)) for name, value in made.items()
@@ -64,7 +66,7 @@ def _whole(model: Any, folder: PretrainedFolder, sources: Sources, name: str) ->
     """Convert the full tensors, then cut: for conversions that have no cheaper way."""
 
     def read(offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        full = {key: folder.read(key) for key in sources.keys()}
+        full = {key: folder.read(key) for key in sources.all_keys()}
         return _convert(model, sources, full)[name][block(offset, shape)]
 
     return read
@@ -72,6 +74,7 @@ def _whole(model: Any, folder: PretrainedFolder, sources: Sources, name: str) ->
 
 def _convert(model: Any, sources: Sources, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Run transformers' conversion, as `from_pretrained` does."""
+    assert sources.converter is not None
     converter = deepcopy(sources.converter)
     for pattern, keys in sources.by_pattern.items():
         for key in keys:

@@ -3,10 +3,11 @@
 With logits z, softmax p and target t of a row, in float32 whatever the model computes in:
 
     log_prob = z[t] - logsumexp(z)                 d log_prob / d z = onehot(t) - p
-    entropy  = logsumexp(z) - sum(p * z)           d entropy  / d z = -p * (z - sum(p * z))
+    entropy  = -sum(p * log p)                     d entropy  / d z = -p * (log p + entropy)
 
-The backward pass computes a chunk's logits again; only where all rows fit into one chunk are they kept, since
-that costs no more than a chunk's working memory.
+The backward pass computes each chunk's logits again, a third matrix product on top of the two it needs anyway.
+Where every row's log-probability has the same weight in the loss, as in supervised fine-tuning, that is saved:
+the forward pass makes the gradients at once and the backward pass scales them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = 2**25
-"""Logits that a chunk may hold, 128 MiB in float32."""
+CHUNK_ELEMENTS = 2**23
+"""Logits of a chunk, 32 MiB in float32; about two such buffers are alive at a time."""
+
+
+@dataclass
+class Foresight:
+    """Whether gradients made in the forward pass have been of use: until a backward pass finds unequal weights."""
+
+    pays: bool = True
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Head:
     softcap: float | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 `[rows, vocabulary]`; owned by the caller, who may overwrite it."""
+        """float32 `[rows, vocabulary]`."""
         logits = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
         if self.scale is not None:
             logits.mul_(self.scale)
@@ -42,16 +50,11 @@ class Head:
 
     def backward_(self, grad: Tensor, logits: Tensor) -> Tensor:
         """Turn, in place, the gradient of `logits` into that of `h @ weight.T + bias`."""
-        if self.softcap is not None:  # tanh' = 1 - tanh^2, and logits = softcap * tanh
-            grad.mul_(logits.div_(self.softcap).square_().neg_().add_(1))
+        if self.softcap is not None:  # tanh' = 1 - tanh^2
+            grad.mul_(1 - (logits / self.softcap).square_())
         if self.scale is not None:
             grad.mul_(self.scale)
         return grad
-
-
-def rows_per_chunk(vocabulary: int) -> int:
-    """Rows whose logits fill a chunk."""
-    return max(1, CHUNK_ELEMENTS // vocabulary)
 
 
 def linear_log_probs(
@@ -64,94 +67,129 @@ def linear_log_probs(
     need_entropy: bool = False,
     softcap: float | None = None,
     scale: float | None = None,
+    foresight: Foresight | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each row's target, and the entropy of its distribution if `need_entropy`.
 
     `hidden` `[rows, H]`, `weight` `[V, H]`, `bias` `[V]` in one dtype, `targets` int64 `[rows]`; returns float32
     `[rows]` each. Differentiable once in hidden, weight and bias. `chunk_rows`: rows computed together; None
-    fills `CHUNK_ELEMENTS`. With no rows the result is empty, yet attached.
+    fills `CHUNK_ELEMENTS`. `foresight`: kept by the caller from one micro-batch to the next; None never looks
+    ahead. With no rows the result is empty, yet attached.
     """
-    rows = chunk_rows or rows_per_chunk(weight.shape[0])
-    log_probs, entropy = _LinearLogProbs.apply(hidden, weight, bias, targets, rows, need_entropy, softcap, scale)
+    rows = chunk_rows or max(1, CHUNK_ELEMENTS // weight.shape[0])
+    ahead = foresight if foresight is not None and torch.is_grad_enabled() and not need_entropy else None
+    settings = _Settings(rows, need_entropy, softcap, scale, ahead)
+    log_probs, entropy = _LinearLogProbs.apply(hidden, weight, bias, targets, settings)  # type: ignore[no-untyped-call]
     return log_probs, entropy if need_entropy else None
+
+
+@dataclass(frozen=True)
+class _Settings:
+    chunk_rows: int
+    need_entropy: bool
+    softcap: float | None
+    scale: float | None
+    foresight: Foresight | None
 
 
 class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        chunk_rows: int,
-        need_entropy: bool,
-        softcap: float | None,
-        scale: float | None,
+    def forward(  # noqa: PLR0917  (torch passes by position)
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor]:
-        head = Head(weight, bias, scale, softcap)
+        head = Head(weight, bias, settings.scale, settings.softcap)
         log_probs = hidden.new_empty(len(hidden), dtype=torch.float32)
-        log_sums = torch.empty_like(log_probs)
-        means = torch.empty_like(log_probs) if need_entropy else log_probs.new_empty(0)
-        kept = None
-        for rows in _chunks(len(hidden), chunk_rows):
+        entropy = torch.empty_like(log_probs) if settings.need_entropy else log_probs.new_empty(0)
+        wanted = ctx.needs_input_grad[:3]
+        ahead = settings.foresight is not None and settings.foresight.pays and any(wanted)
+        grads = _Gradients(hidden, head, wanted) if ahead else None
+        for rows in _chunks(len(hidden), settings.chunk_rows):
             logits = head.logits(hidden[rows])
-            log_sums[rows] = logits.logsumexp(-1)
-            log_probs[rows] = logits.gather(1, targets[rows, None])[:, 0] - log_sums[rows]
-            if need_entropy:
-                means[rows] = _mean_logit(logits, log_sums[rows])
-            if len(hidden) <= chunk_rows and any(ctx.needs_input_grad[:3]):
-                kept = logits
-        ctx.save_for_backward(hidden, weight, bias, targets, log_sums, means, kept)
-        ctx.settings = (chunk_rows, need_entropy, softcap, scale)
-        return log_probs, log_sums - means if need_entropy else means
+            log_p = logits.log_softmax(-1)
+            log_probs[rows] = log_p.gather(1, targets[rows, None])[:, 0]
+            if settings.need_entropy:
+                entropy[rows] = _entropy(log_p)
+            if grads is not None:
+                grads.add(rows, _log_prob_grad(log_p, targets[rows]), logits)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy)
+        ctx.settings, ctx.ahead = settings, grads
+        return log_probs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, log_sums, means, kept = ctx.saved_tensors
-        chunk_rows, need_entropy, softcap, scale = ctx.settings
-        head = Head(weight, bias, scale, softcap)
-        want_hidden, want_weight, want_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if want_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if want_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if want_bias else None
-        for rows in _chunks(len(hidden), chunk_rows):
-            logits = head.logits(hidden[rows]) if kept is None else kept
-            grad = torch.exp(logits - log_sums[rows, None])
-            if need_entropy:
-                pull = grad_entropy[rows, None] * (logits - means[rows, None]) + grad_log_probs[rows, None]
-                grad.mul_(pull).neg_()
+        hidden, weight, bias, targets, entropy = ctx.saved_tensors
+        settings: _Settings = ctx.settings
+        ahead, ctx.ahead = ctx.ahead, None  # scaled in place below: a second backward pass computes again
+        if ahead is not None and len(hidden) > 0:
+            if bool((grad_log_probs == grad_log_probs[0]).all()):
+                return *ahead.finish(grad_log_probs[0]), None, None
+            settings.foresight.pays = False  # type: ignore[union-attr]
+        head = Head(weight, bias, settings.scale, settings.softcap)
+        grads = _Gradients(hidden, head, ctx.needs_input_grad[:3])
+        for rows in _chunks(len(hidden), settings.chunk_rows):
+            logits = head.logits(hidden[rows])
+            log_p = logits.log_softmax(-1)
+            if settings.need_entropy:
+                pull = (log_p.clamp(min=_LOWEST) + entropy[rows, None]).mul_(grad_entropy[rows, None])
+                pull.add_(grad_log_probs[rows, None])
             else:
-                grad.mul_(-grad_log_probs[rows, None])
+                pull = grad_log_probs[rows, None]
+            grad = log_p.exp_().mul_(pull).neg_()
             grad.scatter_add_(1, targets[rows, None], grad_log_probs[rows, None])
-            grad = head.backward_(grad, logits)
-            if grad_bias is not None:
-                grad_bias += grad.sum(0)
-            grad = grad.to(weight.dtype)
-            if grad_hidden is not None:
-                torch.mm(grad, weight, out=grad_hidden[rows])
-            if grad_weight is not None:
-                _accumulate(grad_weight, grad, hidden[rows])
-        return (
-            grad_hidden,
-            grad_weight.to(weight.dtype) if grad_weight is not None else None,
-            grad_bias.to(weight.dtype) if grad_bias is not None else None,
-            *[None] * 5,
-        )
+            grads.add(rows, grad, logits)
+        return *grads.finish(None), None, None
+
+
+class _Gradients:
+    """Gradients of hidden, weight and bias, gathered chunk by chunk from those of the logits."""
+
+    def __init__(self, hidden: Tensor, head: Head, wanted: tuple[bool, ...]) -> None:
+        want_hidden, want_weight, want_bias = wanted
+        self._input, self._head = hidden, head
+        self._hidden = torch.empty_like(hidden) if want_hidden else None
+        self._weight = torch.zeros_like(head.weight, dtype=torch.float32) if want_weight else None
+        self._bias = head.weight.new_zeros(len(head.weight), dtype=torch.float32) if want_bias else None
+
+    def add(self, rows: slice, grad: Tensor, logits: Tensor) -> None:
+        """Take in the gradient of a chunk's logits, overwriting it."""
+        weight = self._head.weight
+        grad = self._head.backward_(grad, logits)
+        if self._bias is not None:
+            self._bias += grad.sum(0)
+        grad = grad.to(weight.dtype)
+        if self._hidden is not None:
+            torch.mm(grad, weight, out=self._hidden[rows])
+        if self._weight is None:
+            return
+        if grad.dtype == self._weight.dtype:
+            self._weight.addmm_(grad.T, self._input[rows])
+        else:  # low precision: each chunk's product is rounded once, their sum stays in float32
+            self._weight += grad.T @ self._input[rows]
+
+    def finish(self, factor: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients, multiplied in place by `factor`, in the dtypes of what they belong to."""
+        grads = (self._hidden, self._weight, self._bias)
+        if factor is not None:
+            for grad in grads:
+                if grad is not None:
+                    grad.mul_(factor)
+        return tuple(None if grad is None else grad.to(self._head.weight.dtype) for grad in grads)
+
+
+_LOWEST = torch.finfo(torch.float32).min
 
 
 def _chunks(rows: int, chunk_rows: int) -> list[slice]:
     return [slice(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows)]
 
 
-def _mean_logit(logits: Tensor, log_sums: Tensor) -> Tensor:
-    """sum(p * z) per row; a logit of -inf has probability 0 and adds nothing."""
-    return (torch.exp(logits - log_sums[:, None]) * logits).nan_to_num(nan=0.0).sum(-1)
+def _log_prob_grad(log_p: Tensor, targets: Tensor) -> Tensor:
+    """d log_prob / d z, overwriting `log_p`."""
+    grad = log_p.exp_().neg_()
+    return grad.scatter_add_(1, targets[:, None], grad.new_ones(len(targets), 1))
 
 
-def _accumulate(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
-    if total.dtype == grad.dtype:
-        total.addmm_(grad.T, hidden)
-    else:  # low precision: each chunk's product is rounded once, their sum stays in float32
-        total += grad.T @ hidden
+def _entropy(log_p: Tensor) -> Tensor:
+    """-sum(p * log p) per row; where p is 0 its log is kept finite, so that the product is 0."""
+    return -(log_p.exp() * log_p.clamp(min=_LOWEST)).sum(-1)
