@@ -108,7 +108,7 @@ class Index(Config):
 def seal(manifest: Manifest) -> bytes:
     """The contents of `manifest.json`: the manifest and a checksum of it."""
     data = manifest.model_dump(mode="json")
-    return (json.dumps({**data, "xxh3": _checksum(data)}, indent=1) + "\n").encode()
+    return json.dumps({**data, "xxh3": _checksum(data)}, indent=1).encode()
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -50,8 +50,6 @@ def rank_pieces(shards: Iterable[Shard], rank: int, size: int) -> RankPieces:
         file = f"{part}-{rank:05d}-of-{size:05d}.safetensors"
         entries = result.files.setdefault(file, {})
         entry = shard.key if shard.key not in entries else f"{shard.key}@{','.join(map(str, shard.offset))}"
-        if entry in entries:
-            raise ContractError(f"two shards of {shard.key} begin at offset {tuple(shard.offset)}")
         entries[entry] = shard.tensor
         described.pieces.append(Piece(file=file, entry=entry, offset=shard.offset, shape=shard.tensor.shape))
     return result
@@ -92,20 +90,23 @@ def overlap(
     return tuple(in_block), tuple(in_piece)
 
 
+def is_block(whole: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a block of `shape` at `offset` lies in a tensor of shape `whole`."""
+    return len(whole) == len(offset) == len(shape) and all(
+        start >= 0 and length >= 0 and start + length <= full
+        for start, length, full in zip(offset, shape, whole, strict=True)
+    )
+
+
 def _checked_part(shard: Shard) -> str:
     part = shard.key.partition(".")[0]
     if part not in PARTS:
         raise ContractError(f"shard {shard.key}: keys begin with {' or '.join(f'{part}.' for part in PARTS)}")
     if shard.tensor.dtype not in DTYPE_NAMES:
         raise ContractError(f"shard {shard.key}: a checkpoint can't hold {shard.tensor.dtype}")
-    whole, offset, shape = shard.global_shape, shard.offset, shard.tensor.shape
-    inside = len(whole) == len(offset) == len(shape) and all(
-        start >= 0 and start + length <= full
-        for start, length, full in zip(offset, shape, whole, strict=True)
-        if length or start
-    )
-    if not inside:
-        raise ContractError(f"shard {shard.key}: {tuple(shape)} at {tuple(offset)} is no block of {tuple(whole)}")
+    whole, offset, shape = tuple(shard.global_shape), tuple(shard.offset), tuple(shard.tensor.shape)
+    if not is_block(whole, offset, shape):
+        raise ContractError(f"shard {shard.key}: {shape} at {offset} is no block of {whole}")
     return part
 
 

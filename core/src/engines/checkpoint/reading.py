@@ -26,7 +26,7 @@ from engines.checkpoint.manifest import (
     read_index,
     read_manifest,
 )
-from engines.checkpoint.pieces import overlap
+from engines.checkpoint.pieces import is_block, overlap
 from engines.checkpoint.rank_state import read_rank_state
 from engines.errors import CheckpointError, did_you_mean
 from engines.weights.durable import local_folder
@@ -129,7 +129,7 @@ class PartReader:
         what the index says.
         """
         record = self._record(key)
-        if not _is_block(record.shape, offset, shape):
+        if not is_block(record.shape, offset, shape):
             raise CheckpointError(
                 f"{self._path}: {key} has shape {record.shape}; {tuple(shape)} at {tuple(offset)} reaches out of it"
             )
@@ -183,13 +183,6 @@ def open(path: str | Path, *, group: ProcessGroup | None = None) -> Checkpoint:
         checkpoint = Checkpoint(path)
     checkpoint.verify(group)
     return checkpoint
-
-
-def _is_block(whole: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> bool:
-    return len(whole) == len(offset) == len(shape) and all(
-        start >= 0 and length >= 0 and start + length <= full
-        for start, length, full in zip(offset, shape, whole, strict=True)
-    )
 
 
 def _xxh3(path: Path) -> str:

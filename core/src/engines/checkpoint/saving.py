@@ -44,14 +44,13 @@ def save(
     assert info.world_size == peers.size, f"info says {info.world_size} ranks, {peers.size} save"
     target = local_folder(path, error=CheckpointError)
     doing = f"cannot save {target}"
-    with peers.all_or_none(doing, error=CheckpointError):
-        pieces = rank_pieces(shards, peers.rank, peers.size)
-        encoded_state = strict_json.encode(state, what="state", indent=1)
-        temporary = temporary_name(target)
-        if peers.is_first:
-            temporary.mkdir(parents=True)
-    temporary = peers.broadcast(temporary)
+    temporary: Path = peers.broadcast(temporary_name(target))
     try:
+        with peers.all_or_none(doing, error=CheckpointError):
+            pieces = rank_pieces(shards, peers.rank, peers.size)
+            encoded_state = strict_json.encode(state, what="state", indent=1)
+            if peers.is_first:
+                temporary.mkdir(parents=True)
         with peers.all_or_none(doing, error=CheckpointError):
             name = f"rank-{peers.rank:05d}-of-{peers.size:05d}.safetensors"
             written = {name: write_rank_state(temporary / name, rank_state)}
