@@ -118,9 +118,8 @@ class _FolderWriter:
         self._write_shard()
         self._name_shards()
         self._write_json("config.json", self._config)
-        for pattern in COMPANIONS:
-            for file in self._source.glob(pattern):
-                self._copy(file, self._temporary / file.name)
+        for file in {file for pattern in COMPANIONS for file in self._source.glob(pattern)}:
+            self._copy(file, self._temporary / file.name)
         publish(self._temporary, self._target)
         for leftover in leftovers(self._target.parent):
             if leftover.target == self._target:
