@@ -112,3 +112,8 @@ def test_evaluation_asks_what_training_did_not() -> None:
     train, evaluation = ((ROOT / f"examples/data/harbour_{part}.jsonl").read_text() for part in ("train", "eval"))
     asked = {json.loads(line)["messages"][0]["content"] for line in train.splitlines()}
     assert not asked & {json.loads(line)["messages"][0]["content"] for line in evaluation.splitlines()}
+
+
+def test_benchmarks_are_listed() -> None:
+    listed = re.findall(r"^\| `(\w+\.py)`", (ROOT / "benchmarks/README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in ROOT.glob("benchmarks/*.py"))
