@@ -115,6 +115,8 @@ class BoundLoss(Protocol):
     """Which of `TokenOutputs`' fields the loss reads."""
     targets_only: bool
     """Whether outputs are read only where `loss_mask` is set; an engine may leave 0 elsewhere."""
+    equal_weights: bool
+    """Whether every target's log-probability counts alike, as `Loss.equal_weights` says."""
 
     def __call__(self, outputs: TokenOutputs, micro_batch: Batch) -> tuple[Tensor, MicroResult]:
         """Return the 0-d tensor to differentiate and the record to keep.

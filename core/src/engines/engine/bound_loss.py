@@ -22,6 +22,7 @@ class StepLoss:
         self._denominators = denominators
         self._keep = frozenset(keep)
         self.targets_only = loss.targets_only and not self._keep
+        self.equal_weights = loss.equal_weights
 
     def __call__(self, outputs: TokenOutputs, micro_batch: Batch) -> tuple[Tensor, MicroResult]:
         """See `contract.BoundLoss`."""

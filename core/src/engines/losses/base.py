@@ -25,6 +25,10 @@ class Loss(Protocol):
     """Fields of the batch that it reads; checked before the first collective."""
     targets_only: bool
     """Whether it reads outputs only where `loss_mask` is set, so that engines may skip the head elsewhere."""
+    equal_weights: bool
+    """Whether its derivative is the same number for the log-probability of every target of a micro-batch, so that
+    engines may make the head's gradients in the forward pass and scale them later. Where it isn't, the result is
+    right all the same, and slower."""
     coefficients: Mapping[str, float]
     """Every term by name, with its weight in the loss."""
 

@@ -16,6 +16,7 @@ class SFTLoss:
     needs = frozenset({"log_probs"})
     fields = frozenset({"loss_mask"})
     targets_only = True
+    equal_weights = True
     coefficients: ClassVar[Mapping[str, float]] = {"cross_entropy": 1.0}
 
     def denominators(self, batch: Batch) -> dict[str, Tensor]:

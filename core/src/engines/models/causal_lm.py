@@ -12,7 +12,7 @@ from engines.batch import Batch, TokenOutputs
 from engines.errors import ModelError
 from engines.models.attention import Packing
 from engines.models.buffers import rebuild_buffers
-from engines.models.token_outputs import Foresight, linear_log_probs
+from engines.models.token_outputs import linear_log_probs
 
 PROVIDES = frozenset({"log_probs", "entropy"})
 """Outputs that a language model's head can give."""
@@ -36,7 +36,6 @@ class PackedCausalLM(nn.Module):
         text = model.config.get_text_config()
         self._softcap: float | None = getattr(text, "final_logit_softcapping", None)
         self._scale: float | None = _logit_scale(text)
-        self._foresight = Foresight()
         self._layers_name = _find_layers(model)
 
     def layers(self) -> list[nn.Module]:
@@ -65,11 +64,14 @@ class PackedCausalLM(nn.Module):
         self.model.tie_weights()
         rebuild_buffers(self.model)
 
-    def forward(self, batch: Batch, needs: frozenset[str], targets_only: bool = False) -> TokenOutputs:
+    def forward(
+        self, batch: Batch, needs: frozenset[str], targets_only: bool = False, equal_weights: bool = False
+    ) -> TokenOutputs:
         """Outputs of a packed micro-batch on the model's device, target-aligned, float32 `[total_tokens]`.
 
         `needs`: the outputs to compute, of `PROVIDES`. `targets_only`: compute them where `loss_mask` is set and
         leave 0 elsewhere, for losses that read nothing else; the head then works on fewer rows.
+        `equal_weights`: see `linear_log_probs`.
         """
         assert needs <= PROVIDES, f"{sorted(needs - PROVIDES)} asked of a language model"
         ids, positions = batch["input_ids"], batch.position_ids
@@ -84,7 +86,7 @@ class PackedCausalLM(nn.Module):
             need_entropy="entropy" in needs,
             softcap=self._softcap,
             scale=self._scale,
-            foresight=self._foresight,
+            equal_weights=equal_weights,
         )
 
         def spread(values: Tensor | None) -> Tensor | None:

@@ -23,13 +23,6 @@ CHUNK_ELEMENTS = 2**23
 """Logits of a chunk, 32 MiB in float32; about two such buffers are alive at a time."""
 
 
-@dataclass
-class Foresight:
-    """Whether gradients made in the forward pass have been of use: until a backward pass finds unequal weights."""
-
-    pays: bool = True
-
-
 @dataclass(frozen=True)
 class Head:
     """What turns hidden states into logits: `softcap * tanh(scale * (h @ weight.T + bias) / softcap)`."""
@@ -67,17 +60,18 @@ def linear_log_probs(
     need_entropy: bool = False,
     softcap: float | None = None,
     scale: float | None = None,
-    foresight: Foresight | None = None,
+    equal_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each row's target, and the entropy of its distribution if `need_entropy`.
 
     `hidden` `[rows, H]`, `weight` `[V, H]`, `bias` `[V]` in one dtype, `targets` int64 `[rows]`; returns float32
     `[rows]` each. Differentiable once in hidden, weight and bias. `chunk_rows`: rows computed together; None
-    fills `CHUNK_ELEMENTS`. `foresight`: kept by the caller from one micro-batch to the next; None never looks
-    ahead. With no rows the result is empty, yet attached.
+    fills `CHUNK_ELEMENTS`. `equal_weights`: make the gradients ahead, in the forward pass; the caller expects the
+    derivative of its loss to be the same for each row's log-probability. With no rows the result is empty, yet
+    attached.
     """
     rows = chunk_rows or max(1, CHUNK_ELEMENTS // weight.shape[0])
-    ahead = foresight if foresight is not None and torch.is_grad_enabled() and not need_entropy else None
+    ahead = equal_weights and torch.is_grad_enabled() and not need_entropy
     settings = _Settings(rows, need_entropy, softcap, scale, ahead)
     log_probs, entropy = _LinearLogProbs.apply(hidden, weight, bias, targets, settings)  # type: ignore[no-untyped-call]
     return log_probs, entropy if need_entropy else None
@@ -89,20 +83,19 @@ class _Settings:
     need_entropy: bool
     softcap: float | None
     scale: float | None
-    foresight: Foresight | None
+    ahead: bool
 
 
 class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917  (torch passes by position)
+    def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight, bias, settings.scale, settings.softcap)
         log_probs = hidden.new_empty(len(hidden), dtype=torch.float32)
         entropy = torch.empty_like(log_probs) if settings.need_entropy else log_probs.new_empty(0)
         wanted = ctx.needs_input_grad[:3]
-        ahead = settings.foresight is not None and settings.foresight.pays and any(wanted)
-        grads = _Gradients(hidden, head, wanted) if ahead else None
+        grads = _Gradients(hidden, head, wanted) if settings.ahead and any(wanted) else None
         for rows in _chunks(len(hidden), settings.chunk_rows):
             logits = head.logits(hidden[rows])
             log_p = logits.log_softmax(-1)
@@ -121,10 +114,8 @@ class _LinearLogProbs(torch.autograd.Function):
         hidden, weight, bias, targets, entropy = ctx.saved_tensors
         settings: _Settings = ctx.settings
         ahead, ctx.ahead = ctx.ahead, None  # scaled in place below: a second backward pass computes again
-        if ahead is not None and len(hidden) > 0:
-            if bool((grad_log_probs == grad_log_probs[0]).all()):
-                return *ahead.finish(grad_log_probs[0]), None, None
-            settings.foresight.pays = False  # type: ignore[union-attr]
+        if ahead is not None and len(hidden) > 0 and bool((grad_log_probs == grad_log_probs[0]).all()):
+            return *ahead.finish(grad_log_probs[0]), None, None
         head = Head(weight, bias, settings.scale, settings.softcap)
         grads = _Gradients(hidden, head, ctx.needs_input_grad[:3])
         for rows in _chunks(len(hidden), settings.chunk_rows):

@@ -54,7 +54,7 @@ class FSDP2Engine(BaseEngine):
         self._mesh = build_mesh(ctx.device, ctx.config.data_parallel_replicate_size)
         self._model: PackedCausalLM | None = None
         self._optimizer: Optimizer | None = None
-        self._asked: tuple[frozenset[str], bool] = (frozenset(), False)
+        self._asked: tuple[frozenset[str], bool, bool] = (frozenset(), False, False)
         self.ranks = data_parallel_ranks(self._mesh)
 
     @property
@@ -90,8 +90,10 @@ class FSDP2Engine(BaseEngine):
         forward_only: bool,
     ) -> list[MicroResult]:
         model = self._built_model
-        loss_needs, targets_only = (loss.needs, loss.targets_only) if loss is not None else (frozenset(), False)
-        self._asked = (needs | loss_needs, targets_only and not needs)
+        self._asked = (needs, False, False)
+        if loss is not None:
+            targets_only = loss.targets_only and not needs
+            self._asked = (needs | loss.needs, targets_only, targets_only and loss.equal_weights)
         every = self._config.accumulate_gradients == "sharded"
         results = []
         try:
