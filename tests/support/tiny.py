@@ -107,7 +107,10 @@ def tiny_model(family: str, *, tied: bool | None = None, seed: int = SEED, **ove
     """A float32 model of `family` on the CPU in eval mode, with random weights that depend on `seed` alone."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(tiny_config(family, tied=tied, **overrides), dtype=torch.float32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = tiny_config(family, tied=tied, **overrides)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in sorted(model.named_parameters()):

@@ -70,16 +70,18 @@ def _model(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 def _refuse(model: Any) -> None:
     name, text = type(model).__name__, model.config.get_text_config()
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     reason = None
     if model.config.is_encoder_decoder:
         reason = "it has an encoder"
     elif not getattr(text, "is_causal", True):
         reason = "its attention is not causal"
-    elif model._is_stateful:
-        reason = "it has recurrent layers, whose state would run from one packed sequence into the next"
+    elif model._is_stateful or others:
+        kinds = f" ({', '.join(others)})" if others else ""
+        reason = f"it has layers{kinds} that would carry one packed sequence into the next"
     elif getattr(text, "attention_chunk_size", None):
         reason = "it attends in chunks (attention_chunk_size)"
     elif not (model._supports_attention_backend and model._supports_flash_attn):
-        reason = "transformers lets its attention not be replaced by one that keeps packed sequences apart"
+        reason = "transformers does not let its attention be replaced by one that keeps packed sequences apart"
     if reason:
         raise ModelError(f"{name} ({model.config.model_type}) cannot be trained here: {reason}", _REMEDY)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from engines.errors import ModelError
+
 if TYPE_CHECKING:
     from engines.weights import PretrainedFolder
 
@@ -100,7 +102,10 @@ def _experts(sources: Sources, folder: PretrainedFolder) -> WeightSource:
     assert sources.converter is not None
     patterns = [pattern for pattern in sources.converter.source_patterns if pattern in sources.by_pattern]
     parts = [sources.by_pattern[pattern] for pattern in patterns]
-    shapes = [folder.shape(keys[0]) for keys in parts]
+    shapes = [_common_shape(keys, folder) for keys in parts]
+    if len({len(keys) for keys in parts}) > 1:
+        counts = ", ".join(f"{len(keys)} like {pattern}" for pattern, keys in zip(patterns, parts, strict=True))
+        raise ModelError(f"{folder.path}: not every expert of {sources.target} is whole: there are {counts}")
     dtype = folder.dtype(parts[0][0])
     shape = (len(parts[0]), sum(part[0] for part in shapes), *shapes[0][1:])
 
@@ -119,3 +124,13 @@ def _experts(sources: Sources, folder: PretrainedFolder) -> WeightSource:
         return out
 
     return WeightSource(shape, read)
+
+
+def _common_shape(keys: Sequence[str], folder: PretrainedFolder) -> tuple[int, ...]:
+    first = folder.shape(keys[0])
+    for key in keys:
+        if folder.shape(key) != first:
+            raise ModelError(
+                f"{folder.path}: {key} has shape {list(folder.shape(key))}, unlike {keys[0]} with {list(first)}"
+            )
+    return first
