@@ -15,9 +15,7 @@ CHATML = (
 )
 
 DEFAULT_SYSTEM = (
-    "{% if messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}"
-    "{% endif %}"
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}"
 ) + CHATML
 """As SmolLM2's: a system prompt that nobody wrote."""
 

@@ -161,14 +161,16 @@ class OutputFolder:
         from filelock import FileLock, Timeout
 
         created = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / ".lock"
         fresh = not file.exists()
         lock = FileLock(file)
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except Timeout:
             raise ConfigError(f"trainer.output_dir: {self.path} is in use by another run") from None
+        except OSError as error:
+            raise ConfigError(f"trainer.output_dir: {self.path} can't be written: {error.strerror}") from None
         try:
             yield
         except BaseException:

@@ -1,0 +1,260 @@
+"""What a user mistypes or lacks: exit code 2, the words that matter, no traceback, nothing changed."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines.cli.main import main
+from support.commands import read_jsonl, recipe, run, snapshot, write_jsonl
+
+Prepare = Callable[[Path], object]
+
+SETTINGS: dict[str, tuple[list[str], list[str]]] = {
+    "misspelt section": (["trainr.steps=3"], ['trainr: unknown key. Did you mean "trainer"?']),
+    "misspelt key": (["trainer.stepz=3"], ['trainer.stepz: unknown key. Did you mean "steps"?']),
+    "misspelt engine key": (
+        ["engine.micro_batch_sise=3"],
+        ['engine.micro_batch_sise: unknown key. Did you mean "micro_batch_size"?'],
+    ),
+    "two faults at once": (["trainer.stepz=3", "engine.foo=1"], ["trainer.stepz", "engine.foo"]),
+    "unknown recipe": (["recipe=sftt"], ["recipe:", "sftt", 'Did you mean "sft"?']),
+    "unknown strategy": (["engine.strategy=fdsp2"], ["fdsp2", 'Did you mean "fsdp2"?']),
+    "unknown device": (["engine.device=cpuu"], ["cpuu", 'Did you mean "cpu"?']),
+    "absent device": (["engine.device=npu"], ["npu", "no such device here"]),
+    "strategy not a word": (["engine.strategy=[1]"], ["engine.strategy: must be a string"]),
+    "engine not a section": (["engine=fsdp2"], ["engine: must hold keys of its own, got 'fsdp2'"]),
+    "wrong type": (["trainer.steps=many"], ["trainer.steps", "valid integer", "'many'"]),
+    "half a step": (["trainer.steps=2.5"], ["trainer.steps", "2.5"]),
+    "no steps": (["trainer.steps=0"], ["trainer.steps", "greater than or equal to 1"]),
+    "negative batch": (["trainer.mini_batch_size=-3"], ["trainer.mini_batch_size", "-3"]),
+    "steps and epochs": (["trainer.epochs=2"], ["steps and epochs both say how long to train"]),
+    "neither": (["trainer.steps=null"], ["steps or epochs must say how long to train"]),
+    "lr NaN": (["optimizer.lr=nan"], ["optimizer.lr", "nan"]),
+    "lr negative": (["optimizer.lr=-1"], ["optimizer.lr", "greater than 0"]),
+    "lr infinite": (["optimizer.lr=inf"], ["optimizer.lr", "finite"]),
+    "clip 0": (["optimizer.clip_grad=0"], ["optimizer.clip_grad", "greater than 0"]),
+    "clip NaN": (["optimizer.clip_grad=nan"], ["optimizer.clip_grad", "nan"]),
+    "clip negative": (["optimizer.clip_grad=-1"], ["optimizer.clip_grad"]),
+    "decay NaN": (["optimizer.weight_decay=nan"], ["optimizer.weight_decay"]),
+    "beta 1": (["optimizer.betas=[0.9,1.0]"], ["optimizer.betas.1", "less than 1"]),
+    "eps 0": (["optimizer.eps=0"], ["optimizer.eps"]),
+    "unknown schedule": (["optimizer.schedule=cosin"], ['Did you mean "cosine"?']),
+    "warm-up negative": (["optimizer.warmup_steps=-1"], ["optimizer.warmup_steps"]),
+    "both budgets": (
+        ["engine.micro_batch_size=1", "engine.max_tokens_per_micro_batch=64"],
+        ["micro_batch_size and max_tokens_per_micro_batch", "set one of them"],
+    ),
+    "unknown dtype": (["model.dtype=bf16"], ["model.dtype", "bfloat16"]),
+    "not declared": (
+        ["engine.tensor_parallel_size=2", "launch.nproc=2"],
+        ["engine.tensor_parallel_size: 2 needs the capability tensor_parallel, which fsdp2 lacks", "Use 1."],
+    ),
+    "lora": (["engine.lora_rank=8"], ["engine.lora_rank", "lora"]),
+    "offload": (["engine.offload=true"], ["engine.offload", "offload"]),
+    "replicas don't divide": (
+        ["engine.data_parallel_replicate_size=2", "launch.nproc=3"],
+        ["data_parallel_replicate_size=2 doesn't divide the 3 data-parallel ranks"],
+    ),
+    "no process": (["launch.nproc=0"], ["launch.nproc"]),
+    "no time": (["launch.timeout_s=nan"], ["launch.timeout_s"]),
+    "truncate to nothing": (["data.overlong=truncate"], ["overlong: truncate needs max_length"]),
+    "evaluate on nothing": (["trainer.eval_every=2"], ["trainer.eval_every needs data.eval"]),
+    "unknown logger": (["trainer.loggers=[mlflow]"], ["trainer.loggers.0", "mlflow"]),
+    "logger not installed": (["trainer.loggers=[wandb]"], ["wandb is not installed", "pip install wandb"]),
+    "seed negative": (["trainer.seed=-1"], ["trainer.seed"]),
+    "resume nowhere": (["trainer.resume=nevr"], ["there is no checkpoint nevr", 'Did you mean "never"?']),
+    "interpolation": (["trainer.output_dir=${nowhere}"], ["nowhere", "not found"]),
+    "override without key": (["trainer.steps"], ["there is no recipe file trainer.steps"]),
+    "override not YAML": (["trainer.loggers=[a"], ["trainer.loggers=[a", "spelt key=value"]),
+    "no such recipe": (["more.yaml"], ["there is no recipe file more.yaml"]),
+    "sample over max_length": (["data.max_length=3"], ["data.jsonl, line 1:", "data.max_length: 3"]),
+    "sample over the budget": (
+        ["engine.max_tokens_per_micro_batch=3"],
+        ["data.jsonl, line 1:", "engine.max_tokens_per_micro_batch: 3"],
+    ),
+}
+
+
+def edit(name: str, **changes: Any) -> Prepare:
+    def prepare(work: Path) -> None:
+        file = work / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return prepare
+
+
+def put(name: str, text: str) -> Prepare:
+    return lambda work: (work / name).write_text(text)
+
+
+def lose(*names: str) -> Prepare:
+    return lambda work: [(work / name).unlink() for name in names]
+
+
+def cut_weights(work: Path) -> None:
+    file = work / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def shards_missing(work: Path) -> None:
+    (work / "model" / "model.safetensors").unlink()
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (work / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def pickled_weights(work: Path) -> None:
+    (work / "model" / "model.safetensors").rename(work / "model" / "pytorch_model.bin")
+
+
+def data(*records: dict[str, Any]) -> Prepare:
+    return lambda work: write_jsonl(work / "data.jsonl", list(records))
+
+
+def earlier_run(work: Path) -> None:
+    (work / "out").mkdir()
+    (work / "out" / "metrics.jsonl").write_text('{"step": 1}\n')
+
+
+def later_checkpoints(work: Path) -> None:
+    for step in (2, 4):
+        folder = work / "out" / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"info": {"step": step}}))
+
+
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
+    "recipe not YAML": (put("recipe.yaml", "a: [1"), [], ["recipe.yaml is not YAML", "line"]),
+    "recipe a list": (put("recipe.yaml", "- 1"), [], ["recipe.yaml holds a list"]),
+    "recipe empty": (put("recipe.yaml", ""), [], ["recipe: is required, and missing"]),
+    "no model folder": (lambda work: None, ["model.path=nowhere"], ["there is no folder nowhere"]),
+    "no config.json": (lose("model/config.json"), [], ["holds no config.json"]),
+    "config not JSON": (put("model/config.json", "{"), [], ["config.json is not JSON"]),
+    "config without type": (edit("model/config.json", model_type=None), [], ["names no model_type"]),
+    "vocabulary a word": (edit("model/config.json", vocab_size="big"), [], ["vocab_size", "'big'"]),
+    "no weights": (lose("model/model.safetensors"), [], ["holds no weights"]),
+    "weights pickled": (pickled_weights, [], ["holds no weights", "pytorch_model.bin", "save_pretrained"]),
+    "weights truncated": (cut_weights, [], ["model.safetensors is truncated"]),
+    "shard missing": (shards_missing, [], ["model-00001-of-00002.safetensors is missing"]),
+    "no data": (lose("data.jsonl"), [], ["there is no data file"]),
+    "data empty": (put("data.jsonl", ""), [], ["data.jsonl holds no records"]),
+    "data broken": (put("data.jsonl", '{"input_ids": [1]}\n{'), [], ["data.jsonl, line 2: broken JSON"]),
+    "id outside": (data({"input_ids": [1, 999]}), [], ["line 1: input_ids[1] is 999", "256"]),
+    "text without tokenizer": (data({"text": "a"}), [], ["data.jsonl holds text", "has no tokenizer"]),
+    "evaluation missing": (lambda work: None, ["data.eval=nowhere.jsonl"], ["no data file nowhere.jsonl"]),
+    "output a file": (put("out", ""), [], ["out is a file, not a folder"]),
+    "never, but a run": (earlier_run, ["trainer.resume=never"], ["trainer.resume is never, but"]),
+    "no checkpoint there": (earlier_run, ["trainer.resume=out"], ["out is not a complete checkpoint"]),
+    "later checkpoints": (
+        later_checkpoints,
+        ["trainer.resume=out/checkpoints/step-2"],
+        ["step-2, but", "already holds step-4"],
+    ),
+    "beyond the end": (later_checkpoints, ["trainer.steps=3"], ["step-4 is 4 steps old", "shall have 3"]),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings(name: str, work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    overrides, words = SETTINGS[name]
+    check(work, overrides, words, capsys, monkeypatch)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(name: str, work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    prepare, overrides, words = FILES[name]
+    recipe(work)
+    prepare(work)
+    check(work, overrides, words, capsys, monkeypatch)
+
+
+def test_messages_without_a_chat_template(work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    from support.tokenizer import tiny_tokenizer
+
+    tiny_tokenizer(work / "model", template=None)
+    write_jsonl(work / "data.jsonl", [CHAT])
+    check(work, [], ["data.jsonl holds messages", "has no chat template"], capsys, monkeypatch)
+
+
+def test_a_folder_that_cannot_be_written(work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """For root as well, who may write everywhere but here."""
+    check(work, ["trainer.output_dir=/proc/out"], ["/proc/out", "can't be written"], capsys, monkeypatch)
+
+
+def test_a_folder_in_use(work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    from engines.recipes.output.folder import OutputFolder
+
+    with OutputFolder(work / "out").locked():
+        check(work, [], ["out is in use by another run"], capsys, monkeypatch)
+
+
+def check(
+    work: Path, overrides: list[str], words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """The command in this process; whatever it says is on standard error, and no file changes."""
+    monkeypatch.chdir(work)
+    monkeypatch.delenv("ENGINES_DEVICE", raising=False)
+    if not (work / "recipe.yaml").exists():
+        recipe(work)
+    before = snapshot(work)
+    assert main(["train", "recipe.yaml", *overrides]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert "Traceback" not in error
+    for word in words:
+        assert word in error
+    assert snapshot(work) == before
+
+
+def test_a_mistyped_key_is_answered_fast_and_without_torch(work: Path) -> None:
+    """Within a second on an idle machine; counted is the time on the processor, since this one may be busy."""
+    script = (
+        "import sys; from engines.cli.main import main; code = main(sys.argv[1:]);"
+        "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules]); sys.exit(code)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", script, "train", recipe(work), "trainer.stepz=3"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (done.returncode, done.stdout) == (2, "[]\n")
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+
+
+def test_faults_that_only_ranks_can_find(work: Path) -> None:
+    """Said once, with exit code 2, and the output folder left as it was found."""
+    from support.tokenizer import tiny_tokenizer
+
+    tiny_tokenizer(work / "model")
+    write_jsonl(work / "data.jsonl", [{"text": "short"}, {"text": "much longer than the others"}])
+    before = snapshot(work)
+    file = recipe(work, data={"max_length": 10}, launch={"nproc": 2})
+    code, output = run(file)
+    assert code == 2, output
+    assert output.count("line 2: the sample has 28 tokens, more than data.max_length: 10") == 1
+    assert "Traceback" not in output
+    file.unlink()
+    assert snapshot(work) == before
+
+
+def test_a_run_resumed_with_other_data_is_refused(work: Path) -> None:
+    file = recipe(work, trainer={"steps": 1, "export": False})
+    code, output = run(file)
+    assert code == 0, output
+    before = snapshot(work / "out")
+    write_jsonl(work / "data.jsonl", read_jsonl(work / "data.jsonl")[:-1])
+    code, output = run(file, "trainer.steps=2", "trainer.seed=5")
+    assert code == 2, output
+    assert "samples would not go on where it stopped" in output
+    assert "trainer.seed: 0 in the checkpoint, 5 in this run" in output
+    assert "number of samples in data.train: 13 in the checkpoint, 12 in this run" in output
+    assert snapshot(work / "out") == before

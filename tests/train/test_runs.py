@@ -1,0 +1,210 @@
+"""`engines train` from beginning to end: what it writes, and that no interruption changes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.commands import Command, gone, read_jsonl, recipe, run, snapshot, write_jsonl
+
+STEPS = 24
+EXACT = ("step", "loss", "grad_norm", "lr", "tokens", "targets", "skipped_step", "eval_loss")
+"""What must be equal to the bit between an interrupted run and one that was left alone."""
+
+TRAINER: dict[str, Any] = {"steps": STEPS, "save_every": 3, "keep": 2}
+
+
+def exact(out: Path) -> list[dict[str, Any]]:
+    return [{name: line.get(name) for name in EXACT} for line in read_jsonl(out / "metrics.jsonl")]
+
+
+def export(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((out / "export").iterdir())}
+
+
+def test_a_run_and_every_interruption_of_it(work: Path) -> None:
+    """One run straight through; another stopped by SIGTERM, Ctrl-C, a killed rank and a killed launcher."""
+    out = work / "out"
+    file = recipe(
+        work,
+        trainer={**TRAINER, "eval_every": 5, "loggers": ["tensorboard"], "trace": True},
+        data={"eval": str(work / "data.jsonl")},
+        optimizer={"lr": 1e-3, "schedule": "linear", "warmup_steps": 3},
+        launch={"nproc": 2, "timeout_s": 100},
+    )
+    code, output = run(file, "optimizer.weight_decay=0.1")
+    assert code == 0, output
+    check_output(output)
+    check_metrics(read_jsonl(out / "metrics.jsonl"), read_jsonl(work / "data.jsonl"))
+    check_files(out)
+
+    before = snapshot(out)
+    code, output = run(file, "optimizer.weight_decay=0.1")
+    assert code == 0
+    assert f"{out} holds a finished run of {STEPS} steps; nothing to do." in output
+    assert snapshot(out) == before
+
+    other = work / "interrupted"
+    arguments = (file, "optimizer.weight_decay=0.1", f"trainer.output_dir={other}", "trainer.loggers=[]")
+    interrupt(arguments, other, signal.SIGTERM, at_step=2)
+    interrupt(arguments, other, signal.SIGINT, at_step=5)
+    lose_a_rank(arguments, other, at_step=9)
+    lose_the_launcher(arguments, other, at_step=15)
+    code, output = run(*arguments)
+    assert code == 0, output
+    assert f"going on from {other}/checkpoints/step-" in output
+    assert exact(other) == exact(out)
+    assert export(other) == export(out)
+
+
+def check_output(output: str) -> None:
+    assert "language_model fsdp2: engines-fsdp" in output, "the engine chosen and why"
+    assert "2 processes on" in output
+    assert f"step {STEPS}/{STEPS}  loss " in output
+    assert output.count("Error") == 0
+
+
+def check_metrics(lines: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    warm, decay = [1, 2, 3], [STEPS - k + 1 for k in range(4, STEPS + 1)]
+    rates = [1e-3 * k / 3 for k in warm] + [1e-3 * k / (STEPS - 3) for k in decay]
+    assert [line["lr"] for line in lines][:3] == pytest.approx(rates[:3], rel=1e-12)
+    assert all(a["lr"] > b["lr"] for a, b in zip(lines[3:], lines[4:], strict=False))
+    assert all(0 < line["loss"] < 10 and 0 < line["grad_norm"] for line in lines)
+    # 13 steps of 3 are 3 epochs of 13 samples, in whatever order
+    tokens = sum(len(record["input_ids"]) for record in records)
+    targets = sum(sum(record["loss_mask"][1:]) for record in records)
+    assert sum(line["tokens"] for line in lines[:13]) == 3 * tokens
+    assert sum(line["targets"] for line in lines[:13]) == 3 * targets
+    evaluated = [line["step"] for line in lines if line.get("eval_loss") is not None]
+    assert evaluated == [5, 10, 15, 20, STEPS]
+    assert {line["eval_targets"] for line in lines if "eval_targets" in line} == {targets}
+    assert lines[-1]["eval_loss"] < lines[4]["eval_loss"], "it learns"
+    assert not any(line["skipped_step"] for line in lines)
+
+
+def check_files(out: Path) -> None:
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"step-{STEPS - 3}", f"step-{STEPS}"]
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert any(path.name.startswith("events") for path in (out / "tensorboard").iterdir())
+    assert {path.name for path in (out / "trace").iterdir()} == {"rank-0.json", "rank-1.json"}
+    info = json.loads((out / "run.json").read_text())
+    assert (info["strategy"], info["device"], info["world_size"]) == ("fsdp2", "cpu", 2)
+    assert info["layout"]["data_parallel_size"] == 2
+    assert info["layout"]["tensor_parallel_size"] == 1
+    assert {"engines-core", "engines-fsdp", "torch"} <= set(info["distributions"])
+    assert info["finished"] is True
+    from safetensors import safe_open
+
+    with safe_open(out / "export" / "model.safetensors", framework="numpy") as weights:
+        size = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
+    assert sum(info["parameters_per_rank"]) == size
+    resolved = yaml.safe_load((out / "recipe.yaml").read_text())
+    assert resolved["optimizer"]["weight_decay"] == 0.1, "an override"
+    assert resolved["optimizer"]["betas"] == [0.9, 0.999], "a default"
+
+
+def interrupt(arguments: tuple[Any, ...], out: Path, signum: signal.Signals, at_step: int) -> None:
+    command = Command(*arguments)
+    command.when(lambda: len(read_jsonl_partly(out / "metrics.jsonl")) >= at_step)
+    ranks = command.ranks()
+    assert len(ranks) == 2
+    command.process.send_signal(signum)
+    code, output = command.finish()
+    assert code == 128 + signum, output
+    steps = len(read_jsonl(out / "metrics.jsonl"))
+    assert (out / "checkpoints" / f"step-{steps}" / "manifest.json").exists()
+    assert f"stopped after step {steps}; step {steps} is saved" in output
+    assert not (out / "export").exists()
+    assert gone(ranks, within_s=0)
+
+
+def lose_a_rank(arguments: tuple[Any, ...], out: Path, at_step: int) -> None:
+    command = Command(*arguments)
+    command.when(lambda: len(read_jsonl_partly(out / "metrics.jsonl")) >= at_step)
+    ranks = command.ranks()
+    os.kill(ranks[1], signal.SIGKILL)
+    code, output = command.finish(timeout_s=10)
+    assert code == 1
+    assert "Error: rank 1 was ended by SIGKILL" in output
+    assert gone(ranks, within_s=0)
+
+
+def lose_the_launcher(arguments: tuple[Any, ...], out: Path, at_step: int) -> None:
+    command = Command(*arguments)
+    command.when(lambda: len(read_jsonl_partly(out / "metrics.jsonl")) >= at_step)
+    ranks = command.ranks()
+    command.process.kill()
+    assert gone(ranks)
+    command.process.communicate()
+
+
+def read_jsonl_partly(file: Path) -> list[str]:
+    """Whole lines only: the file is being written."""
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_runs_that_do_not_learn(work: Path) -> None:
+    """A mini-batch without targets is skipped; gradients that are never finite end the run with a diagnosis."""
+    records = read_jsonl(work / "data.jsonl")
+    write_jsonl(work / "data.jsonl", [records[4], *records[:4]])
+    trainer = {"steps": 50, "mini_batch_size": 1, "shuffle": False, "max_skipped": 3, "save_every": 1}
+    file = recipe(work, trainer=trainer, optimizer={"lr": 1e30, "clip_grad": None, "warmup_steps": 1})
+    code, output = run(file)
+    out = work / "out"
+    assert code == 1, output
+    assert "Error: the gradients of 3 steps in a row were not finite (trainer.max_skipped)" in output
+    assert f"{work / 'data.jsonl'}, line" in output
+    assert "Traceback" not in output
+    lines = read_jsonl(out / "metrics.jsonl")
+    first = lines[0]
+    assert (first["loss"], first["grad_norm"], first["targets"]) == (0, 0, 0)
+    assert (first["skipped_step"], first["skip_reason"]) == (True, "empty")
+    assert lines[1]["lr"] == 1e30, "the schedule has not advanced: this is its first step"
+    assert [line["skip_reason"] for line in lines[-3:]] == ["non_finite"] * 3
+    assert all(line["loss"] is None or line["grad_norm"] is None for line in lines[-3:]), "non-finite as null"
+    assert (out / "checkpoints" / f"step-{len(lines) - 1}" / "manifest.json").exists()
+
+
+@pytest.mark.more
+def test_the_same_under_torchrun(work: Path) -> None:
+    """Equal numbers; and workers that don't outlive an agent that is killed, though it gave them own sessions."""
+    ours, theirs = work / "ours", work / "theirs"
+    file = recipe(work, trainer=TRAINER, launch={"nproc": 2})
+    assert run(file, f"trainer.output_dir={ours}")[0] == 0
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "engines")
+    command = Command(file, f"trainer.output_dir={theirs}", launcher=torchrun)
+    command.when(lambda: len(read_jsonl_partly(theirs / "metrics.jsonl")) >= 4)
+    workers = command.ranks()
+    assert len(workers) == 2
+    command.process.kill()
+    assert gone(workers)
+    command.process.communicate()
+    code, output = Command(file, f"trainer.output_dir={theirs}", launcher=torchrun).finish()
+    assert code == 0, output
+    assert exact(theirs) == exact(ours)
+    assert export(theirs) == export(ours)
+    code, output = Command(file, f"trainer.output_dir={theirs}", "trainer.resume=never", launcher=torchrun).finish()
+    assert code != 0
+    assert output.count("Error: trainer.resume is never, but") == 1
+
+
+@pytest.mark.more
+def test_a_rank_that_is_stopped_ends_the_run(work: Path) -> None:
+    """Others wait for it in a collective; the rank that is stopped is the one named."""
+    out = work / "out"
+    command = Command(recipe(work, trainer={"steps": 10_000}, launch={"nproc": 2, "timeout_s": 30}))
+    command.when(lambda: len(read_jsonl_partly(out / "metrics.jsonl")) >= 2)
+    ranks = command.ranks()
+    os.kill(ranks[1], signal.SIGSTOP)
+    code, output = command.finish(timeout_s=60)
+    assert code == 1
+    assert "Error: rank 1 has shown no sign of life for" in output
+    assert "somebody stopped its process (SIGSTOP)" in output
+    assert gone(ranks, within_s=0)
