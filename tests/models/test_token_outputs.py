@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.models.token_outputs import linear_log_probs
+from engines.models.token_outputs import Head, linear_log_probs
 from support.largest_tensor import LargestTensor
 
 ROWS, HIDDEN, VOCAB = 13, 8, 37
@@ -51,9 +51,15 @@ def objective(log_probs: Tensor, entropy: Tensor | None, *, uniform: bool) -> Te
 @pytest.mark.parametrize(("softcap", "scale"), [(None, None), (2.0, None), (None, 0.3), (3.0, 1.7)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("need_entropy", [False, True])
-@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize(("uniform", "equal_weights"), [(True, False), (True, True), (False, True)])
 def test_values_and_gradients_are_those_of_plain_log_softmax(
-    chunk_rows: int | None, softcap: float | None, scale: float | None, bias: bool, need_entropy: bool, uniform: bool
+    chunk_rows: int | None,
+    softcap: float | None,
+    scale: float | None,
+    bias: bool,
+    need_entropy: bool,
+    uniform: bool,
+    equal_weights: bool,
 ) -> None:
     hidden, weight, targets, offsets = problem(bias=bias)
     log_probs, entropy = linear_log_probs(
@@ -65,7 +71,7 @@ def test_values_and_gradients_are_those_of_plain_log_softmax(
         need_entropy=need_entropy,
         softcap=softcap,
         scale=scale,
-        equal_weights=True,
+        equal_weights=equal_weights,
     )
     objective(log_probs, entropy, uniform=uniform).backward()
 
@@ -81,6 +87,18 @@ def test_values_and_gradients_are_those_of_plain_log_softmax(
     for ours, theirs in zip((hidden, weight, offsets), exact, strict=True):
         if ours is not None:
             torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=2e-5, atol=2e-6)
+
+
+def test_made_ahead_the_gradients_need_no_second_look_at_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets, _ = problem()
+    computed: list[int] = []
+    logits = Head.logits
+    monkeypatch.setattr(Head, "logits", lambda self, rows: computed.append(len(rows)) or logits(self, rows))
+    for equal_weights, uniform, times in ((False, True, 2), (True, True, 1), (True, False, 2)):
+        computed.clear()
+        log_probs, _ = linear_log_probs(hidden, weight, targets, chunk_rows=ROWS, equal_weights=equal_weights)
+        objective(log_probs, None, uniform=uniform).backward()
+        assert computed == [ROWS] * times
 
 
 def test_a_second_backward_pass_gives_the_same_gradient() -> None:
