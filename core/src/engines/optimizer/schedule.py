@@ -34,8 +34,8 @@ class Schedule:
         """Raises `ConfigError` where the schedule decays and nobody says when it ends."""
         if config.schedule != "constant" and total_steps is None:
             raise ConfigError(
-                f"optimizer.schedule: {config.schedule!r} decays to 0 at the last step, whose number is unknown.",
-                "Give the total number of steps, or use 'constant'.",
+                f"optimizer.schedule: {config.schedule!r} decays to 0 at the last step, whose number is unknown",
+                "give the total number of steps, or use 'constant'",
             )
         self._config = config
         self._total_steps = total_steps

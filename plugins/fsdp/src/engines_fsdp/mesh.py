@@ -23,8 +23,8 @@ def build_mesh(device: torch.device, replicate_size: int) -> DeviceMesh | None:
     if world_size % replicate_size:
         divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
         raise ConfigError(
-            f"engine.data_parallel_replicate_size: {replicate_size} replicas don't divide {world_size} ranks.",
-            f"Use one of {', '.join(map(str, divisors))}, or another number of processes.",
+            f"engine.data_parallel_replicate_size: {replicate_size} replicas don't divide {world_size} ranks",
+            f"use one of {', '.join(map(str, divisors))}, or another number of processes",
         )
     if not dist.is_initialized():
         return None

@@ -10,15 +10,27 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn import Module
 
+from engines.errors import LaunchError
 from engines.models import PackedCausalLM
 
 
-def shard_model(model: PackedCausalLM, mesh: DeviceMesh, *, dtype: torch.dtype, reshard_after_forward: bool) -> None:
+def shard_model(
+    model: PackedCausalLM, mesh: DeviceMesh | None, *, dtype: torch.dtype, reshard_after_forward: bool
+) -> None:
     """Shard `model` in place over `mesh`: a communication group per layer and one for what is left.
 
     Parameters stay float32; with another `dtype` they are gathered in that, and layers compute in it. The root
     group (embeddings, last norm, head) stays gathered from forward to backward, since both end or begin there.
+    One process in float32 has nothing to shard or cast: its model stays plain, and saves FSDP's copies.
+    Raises `LaunchError` where the precision needs FSDP and there is no process group.
     """
+    if dtype == torch.float32 and (mesh is None or mesh.size() == 1):
+        return
+    if mesh is None:
+        raise LaunchError(
+            f"model.dtype: {str(dtype).removeprefix('torch.')} on fsdp2 needs a process group, also in one process",
+            "start through `engines train` or torchrun, or call torch.distributed.init_process_group first",
+        )
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

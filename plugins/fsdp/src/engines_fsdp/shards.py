@@ -81,8 +81,8 @@ def _fill(shard: Shard, reader: ShardReader) -> None:
     found = tuple(reader.shape(shard.key))
     if found != shard.global_shape:
         raise CheckpointError(
-            f"{shard.key} has shape {found} in the checkpoint and {shard.global_shape} in this model.",
-            "Load a checkpoint of the same model.",
+            f"{shard.key} has shape {found} in the checkpoint and {shard.global_shape} in this model",
+            "load a checkpoint of the same model",
         )
     if shard.tensor.numel():
         shard.tensor.copy_(reader.read(shard.key, shard.offset, shard.tensor.shape))
