@@ -139,6 +139,10 @@ W = torch.arange(12.0).reshape(4, 3)
     [
         ([Shard("model.w", (4, 3), (0, 0), W), Shard("model.w", (4, 3), (2, 0), W[2:])], "the pieces at .* overlap"),
         ([Shard("model.w", (4, 3), (0, 0), W), Shard("model.w", (4, 3), (0, 0), W)], "the pieces at .* overlap"),
+        (
+            [Shard("model.w", (4, 3), (0, 0), W[:3]), Shard("model.w", (4, 3), (2, 0), W[2:])],
+            "the pieces at .* overlap",
+        ),
         ([Shard("model.w", (4, 3), (0, 0), W[:3])], "model.w: the ranks' pieces hold 9 of the 12 elements"),
         ([Shard("model.w", (4, 3), (0, 0), W, replica=1)], "model.w: the ranks' pieces hold 0 of the 12 elements"),
         ([Shard("model.w", (4, 3), (2, 0), W)], r"\(4, 3\) at \(2, 0\) is no block of \(4, 3\)"),
