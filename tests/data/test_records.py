@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from engines.errors import DataError
 from engines.recipes.data.records import read_records
 from engines.recipes.data.samples import Limits, read_samples, scan
@@ -99,7 +100,7 @@ def test_parquet_is_read_like_jsonl(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chats), parquet)
     assert [dict(record.fields) for record, _ in read_records(parquet)] == chats
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": [USER]}]), parquet)
-    with pytest.raises(DataError, match="data.parquet, row 1: the conversation has no assistant turn"):
+    with pytest.raises(DataError, match=r"data\.parquet, row 1: the conversation has no assistant turn"):
         scan(parquet, LIMITS)
 
 

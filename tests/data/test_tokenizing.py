@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from engines.errors import DataError, ModelError
 from engines.recipes.data.records import Record, check_form
 from engines.recipes.data.tokenizing import load_tokenizer, tokenize_with
@@ -78,6 +79,9 @@ def test_prompt_and_response_are_tokenised_apart(tmp_path: Path) -> None:
     assert learned(tokenizer, {"prompt": "2+2=", "response": "4"}) == ("2+2=4<|im_end|>", "4<|im_end|>")
     assert learned(tokenizer, {"prompt": "", "response": "4<|im_end|>"}) == ("4<|im_end|>", "4<|im_end|>")
     assert learned(tiny_tokenizer(tmp_path, eos=None), {"prompt": "a", "response": "b"}) == ("ab", "b")
+    begun = tiny_tokenizer(tmp_path, begins=True)
+    assert learned(begun, {"prompt": "a", "response": "b"}) == ("<|endoftext|>ab<|im_end|>", "b<|im_end|>")
+    assert learned(begun, {"messages": CHAT})[0] == tokenizer.apply_chat_template(CHAT, tokenize=False)
 
 
 def test_all_of_a_text_is_learned(tmp_path: Path) -> None:

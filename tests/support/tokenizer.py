@@ -52,9 +52,14 @@ FORGETFUL = (
 """As Qwen3's: drops the thoughts of earlier turns."""
 
 
-def tiny_tokenizer(folder: Path, *, template: str | None = CHATML, eos: str | None = "<|im_end|>") -> Any:
-    """A tokenizer of 256 byte tokens less three, and three special ones, saved in `folder` and loaded from it."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+def tiny_tokenizer(
+    folder: Path, *, template: str | None = CHATML, eos: str | None = "<|im_end|>", begins: bool = False
+) -> Any:
+    """A tokenizer of 256 byte tokens less three, and three special ones, saved in `folder` and loaded from it.
+
+    `begins`: it puts <|endoftext|> before every text, as Llama's puts its bos.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -65,6 +70,9 @@ def tiny_tokenizer(folder: Path, *, template: str | None = CHATML, eos: str | No
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    if begins:
+        start = SPECIAL[0]
+        tokenizer.post_processor = processors.TemplateProcessing(f"{start} $A", special_tokens=[(start, 0)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos)
     fast.chat_template = template
     fast.save_pretrained(folder)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from support.commands import write_jsonl
 from support.tiny import tiny_folder
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from engines.cli.main import main
 from support.commands import read_jsonl, recipe, run, snapshot, write_jsonl
 
@@ -129,6 +130,11 @@ def later_checkpoints(work: Path) -> None:
         (folder / "manifest.json").write_text(json.dumps({"info": {"step": step}}))
 
 
+def finished_run_without_checkpoints(work: Path) -> None:
+    (work / "out").mkdir()
+    (work / "out" / "run.json").write_text('{"steps": 3, "finished": true}')
+
+
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
@@ -158,6 +164,7 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
         ["trainer.resume=out/checkpoints/step-2"],
         ["step-2, but", "already holds step-4"],
     ),
+    "checkpoints gone": (finished_run_without_checkpoints, [], ["finished run of 3 steps, but none of its"]),
     "beyond the end": (later_checkpoints, ["trainer.steps=3"], ["step-4 is 4 steps old", "shall have 3"]),
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from support.commands import Command, gone, read_jsonl, recipe, run, snapshot, write_jsonl
 
 STEPS = 24
@@ -72,11 +73,10 @@ def check_output(output: str) -> None:
 
 def check_metrics(lines: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    warm, decay = [1, 2, 3], [STEPS - k + 1 for k in range(4, STEPS + 1)]
-    rates = [1e-3 * k / 3 for k in warm] + [1e-3 * k / (STEPS - 3) for k in decay]
-    assert [line["lr"] for line in lines][:3] == pytest.approx(rates[:3], rel=1e-12)
-    assert all(a["lr"] > b["lr"] for a, b in zip(lines[3:], lines[4:], strict=False))
-    assert all(0 < line["loss"] < 10 and 0 < line["grad_norm"] for line in lines)
+    warm = [1e-3 * k / 3 for k in (1, 2, 3)]
+    decay = [1e-3 * (STEPS - k) / (STEPS - 3) for k in range(4, STEPS + 1)]
+    assert [line["lr"] for line in lines] == pytest.approx(warm + decay, rel=1e-12)
+    assert all(0 < line["loss"] < 10 and line["grad_norm"] > 0 for line in lines)
     # 13 steps of 3 are 3 epochs of 13 samples, in whatever order
     tokens = sum(len(record["input_ids"]) for record in records)
     targets = sum(sum(record["loss_mask"][1:]) for record in records)

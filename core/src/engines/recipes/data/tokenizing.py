@@ -46,6 +46,20 @@ def tokenize_with(tokenizer: Any) -> Tokenize:
     return tokenize
 
 
+def tokenize_with_folder(folder: Path) -> Tokenize:
+    """`tokenize_with` the tokenizer of a model folder, loaded when the first record that needs one comes."""
+    loaded: list[Tokenize] = []
+
+    def tokenize(record: Record, kind: Kind) -> Tokens:
+        if kind == "input_ids":
+            return given_tokens(record, kind)
+        if not loaded:
+            loaded.append(tokenize_with(load_tokenizer(folder)))
+        return loaded[0](record, kind)
+
+    return tokenize
+
+
 def given_tokens(record: Record, kind: Kind) -> Tokens:
     """The tokens of a record that brings its own."""
     assert kind == "input_ids", f"{kind} needs a tokenizer"

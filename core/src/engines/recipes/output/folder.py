@@ -133,13 +133,20 @@ class OutputFolder:
                 return self._start(checkpoint, step, total_steps)
 
     def _start(self, checkpoint: Path | None, step: int, total_steps: int) -> Start:
-        finished = self.finished_step() == step and step >= total_steps
-        if step > total_steps and not finished:
+        finished = self.finished_step()
+        if finished is not None and finished >= total_steps:
+            return Start(checkpoint, finished, finished=True)
+        if finished is not None and step == 0:
+            raise ConfigError(
+                f"{self.path} holds a finished run of {finished} steps, but none of its checkpoints",
+                "Choose another trainer.output_dir, or start from its export with model.path.",
+            )
+        if step > total_steps:
             raise ConfigError(
                 f"{checkpoint} is {step} steps old, and this run shall have {total_steps}",
                 "Raise trainer.steps (or epochs), or choose another trainer.output_dir.",
             )
-        return Start(checkpoint, step, finished)
+        return Start(checkpoint, step, finished=False)
 
     def _check_nothing_later(self, checkpoint: Path, step: int) -> None:
         """A run that goes on from an older point would leave two futures in one folder."""

@@ -11,7 +11,7 @@ from engines.agreement import Peers
 from engines.checkpoint import CheckpointStore
 from engines.launch import Rank
 from engines.recipes.data import Samples, read_samples
-from engines.recipes.data.tokenizing import given_tokens, load_tokenizer, tokenize_with
+from engines.recipes.data.tokenizing import tokenize_with_folder
 from engines.recipes.model_folder import inspect_model
 from engines.recipes.output.folder import OutputFolder, Start
 from engines.recipes.sft.checks import data_limits, model_dir, output_dir, total_steps
@@ -72,10 +72,9 @@ class _Data:
 
 
 def _read_data(recipe: SFTRecipe) -> _Data:
-    """Tokenised data; the tokenizer is loaded where the folder has one, input_ids need none."""
     model = inspect_model(model_dir(recipe))
     limits = data_limits(recipe, model.vocab_size)
-    tokenize = tokenize_with(load_tokenizer(model.path)) if model.has_tokenizer else given_tokens
+    tokenize = tokenize_with_folder(model.path)
 
     def read(file: str) -> Samples:
         return read_samples(Path(file).expanduser(), limits, tokenize)

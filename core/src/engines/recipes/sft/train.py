@@ -61,5 +61,8 @@ def _introduction(recipe: SFTRecipe, selection: Selection, checked: Checked, num
     lines = [selection.explain(), describe_threads(num_ranks)]
     if foreign and "nproc" in recipe.launch.model_fields_set and recipe.launch.nproc != num_ranks:
         lines.append(f"started by another launcher with {num_ranks} processes; launch.nproc is not used")
-    lines.append(f"{checked.num_samples} samples, {checked.total_steps} steps of {recipe.trainer.mini_batch_size}")
+    lines.append(
+        f"{recipe.data.train}: {checked.num_samples} samples; {checked.total_steps} steps,"
+        f" {recipe.trainer.mini_batch_size} samples each"
+    )
     return "\n".join(lines)
