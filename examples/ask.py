@@ -17,10 +17,10 @@ MAX_NEW_TOKENS = 100
 def main(prompt: str, *models: str) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    print(f"\n? {prompt}")
+    print(f"\n? {prompt}", flush=True)
     for model in models:
         label, _, folder = model.rpartition("=")
-        print(f"\n{label or folder}:\n{indent(answer(Path(folder), prompt))}")
+        print(f"\n{label or folder}:\n{indent(answer(Path(folder), prompt))}", flush=True)
 
 
 def answer(folder: Path, prompt: str) -> str:

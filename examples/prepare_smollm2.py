@@ -9,6 +9,7 @@ appears whole or not at all, and one that is there already is left alone.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from importlib import metadata
@@ -49,6 +50,8 @@ def find_gguf() -> Path:
 
 def convert(source: Path, target: Path) -> None:
     """Write model, tokenizer and generation config of the GGUF file `source` into the folder `target`."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # its bar would fill a log
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
