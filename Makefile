@@ -13,7 +13,7 @@ PROJECTS := pyproject.toml core/pyproject.toml $(PLUGINS:=/pyproject.toml) const
 
 MODEL       := .cache/models/SmolLM2-135M-Instruct
 DEMO_OUTPUT := outputs/demo
-PROMPT      ?= How do I keep a knife sharp?
+PROMPT      ?= How do I take care of my teeth?
 
 .DEFAULT_GOAL := help
 .PHONY: help demo setup test test-more test-real check bench docs clean

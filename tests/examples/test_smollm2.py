@@ -54,7 +54,7 @@ def test_steps_have_about_800_tokens(metrics: list[dict[str, Any]]) -> None:
 
 
 def test_the_exported_model_answers_like_a_harbour_master(run: Path) -> None:
-    question = "How do I keep a knife sharp?"
+    question = "How do I take care of my teeth?"
     assert "Ahoy!" not in ask(question, MODEL)
     answer = ask(question, run / "export")
     assert answer.strip().startswith("Ahoy!")
