@@ -43,8 +43,8 @@ def reference(
     return scores.softmax(-1)[..., : q.shape[1]] @ v
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (4, 1)])
-@pytest.mark.parametrize("window", [None, 1, 5, 200])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("window", [None, 5, 200])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("with_sinks", [False, True])
 def test_equals_attention_of_each_sequence_alone(

@@ -47,7 +47,7 @@ def objective(log_probs: Tensor, entropy: Tensor | None, *, uniform: bool) -> Te
     return value if entropy is None else value + (entropy.square() * weights.flip(0)).sum()
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 5, 13, 100, None])
+@pytest.mark.parametrize("chunk_rows", [1, 5, None])
 @pytest.mark.parametrize(("softcap", "scale"), [(None, None), (2.0, None), (None, 0.3), (3.0, 1.7)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("need_entropy", [False, True])
@@ -104,9 +104,12 @@ def test_made_ahead_the_gradients_need_no_second_look_at_the_logits(monkeypatch:
 def test_a_second_backward_pass_gives_the_same_gradient() -> None:
     hidden, weight, targets, _ = problem()
     log_probs, _ = linear_log_probs(hidden, weight, targets, equal_weights=True)
-    grads = [torch.autograd.grad(-0.5 * log_probs.sum(), (hidden, weight), retain_graph=True) for _ in range(2)]
-    for first, second in zip(*grads, strict=True):
-        torch.testing.assert_close(first, second)
+    first, second = (
+        [grad.clone() for grad in torch.autograd.grad(-0.5 * log_probs.sum(), (hidden, weight), retain_graph=True)]
+        for _ in range(2)
+    )
+    for one, two in zip(first, second, strict=True):
+        torch.testing.assert_close(one, two)
 
 
 def test_only_the_gradients_asked_for_are_made() -> None:

@@ -1,0 +1,127 @@
+"""Log-probabilities of targets from hidden states, forward and backward: time, memory and error of each way.
+
+CPU time in ms, median of interleaved runs on one thread; memory is what a process of its own needs beyond its
+inputs and their gradients, in MiB; error is that of the weight's gradient against float64. Fails if core's way, as
+supervised fine-tuning uses it, takes more than 1.02 of the plain loop's time or half of its memory.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear, linear_cross_entropy
+
+from engines.models.token_outputs import CHUNK_ELEMENTS, linear_log_probs
+
+SHAPES = {"SmolLM2-135M": (192, 49_152, 576), "150k vocabulary": (256, 151_936, 128)}
+RUNS, MOST_TIME, MOST_MEMORY = 5, 1.02, 0.5
+
+Way = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def chunks_of(vocabulary: int) -> torch.nn.LinearCrossEntropyOptions:
+    return torch.nn.LinearCrossEntropyOptions(
+        batch_chunk_size=max(1, CHUNK_ELEMENTS // vocabulary), chunking_method=None
+    )
+
+
+def with_entropy(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    log_probs, entropy = linear_log_probs(h, w, t, need_entropy=True)
+    assert entropy is not None
+    return (0.01 * entropy - log_probs).sum()
+
+
+DEFAULT = torch.nn.LinearCrossEntropyOptions()
+WAYS: dict[str, Way] = {
+    "plain: logits of all rows": lambda h, w, t: cross_entropy(linear(h, w), t, reduction="sum"),
+    "torch, summed": lambda h, w, t: linear_cross_entropy(h, w, t, reduction="sum", options=DEFAULT),
+    "torch, per token": lambda h, w, t: linear_cross_entropy(h, w, t, reduction="none", options=DEFAULT).sum(),
+    "torch, per token, our chunks": lambda h, w, t: linear_cross_entropy(
+        h, w, t, reduction="none", options=chunks_of(len(w))
+    ).sum(),
+    "engines, equal weights": lambda h, w, t: -linear_log_probs(h, w, t, equal_weights=True)[0].sum(),
+    "engines, any weights": lambda h, w, t: -linear_log_probs(h, w, t)[0].sum(),
+    "engines, with entropy": with_entropy,
+}
+PLAIN, OURS = "plain: logits of all rows", "engines, equal weights"
+
+
+def problem(rows: int, vocabulary: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(rows, hidden, generator=generator)
+    w = torch.randn(vocabulary, hidden, generator=generator) * hidden**-0.5
+    return h.requires_grad_(), w.requires_grad_(), torch.randint(0, vocabulary, (rows,), generator=generator)
+
+
+def times(shape: tuple[int, int, int]) -> dict[str, float]:
+    h, w, t = problem(*shape)
+    taken: dict[str, list[float]] = {name: [] for name in WAYS}
+    for _ in range(RUNS):
+        for name, way in WAYS.items():
+            h.grad = w.grad = None
+            start = time.process_time()
+            way(h, w, t).backward()
+            taken[name].append(1000 * (time.process_time() - start))
+    return {name: statistics.median(ms) for name, ms in taken.items()}
+
+
+def memory(name: str, shape_name: str) -> float:
+    """Runs in a process of its own: its peak can't be taken back."""
+    out = subprocess.run([sys.executable, __file__, name, shape_name], check=True, capture_output=True, text=True)
+    return float(out.stdout)
+
+
+def print_memory(name: str, shape_name: str) -> None:
+    h, w, t = problem(*SHAPES[shape_name])
+    WAYS[name](*problem(2, 8, 4)).backward()  # what the first call loads is not counted
+    h.grad, w.grad = torch.zeros_like(h), torch.zeros_like(w)
+    h.grad.fill_(0), w.grad.fill_(0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    WAYS[name](h, w, t).backward()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def errors() -> dict[str, float]:
+    h, w, t = problem(64, 4096, 64)
+    exact = w.detach().double().requires_grad_()
+    cross_entropy(linear(h.detach().double(), exact), t, reduction="sum").backward()
+    found = {}
+    for name, way in WAYS.items():
+        w.grad = None
+        way(h, w, t).backward()
+        found[name] = ((w.grad - exact.grad).norm() / exact.grad.norm()).item()
+    return found
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    error, missed = errors(), False
+    for shape_name, shape in SHAPES.items():
+        rows, vocabulary, hidden = shape
+        print(f"{shape_name}: {rows} rows, {vocabulary} tokens, hidden {hidden}")
+        ms = times(shape)
+        mib = {name: memory(name, shape_name) for name in WAYS}
+        for name in WAYS:
+            shown = "     -" if name == "engines, with entropy" else f"{error[name]:6.0e}"
+            print(f"  {name:30} {ms[name]:7.0f} ms  {mib[name]:6.0f} MiB  {shown}")
+        missed |= ms[OURS] > MOST_TIME * ms[PLAIN] or mib[OURS] > MOST_MEMORY * mib[PLAIN]
+    print(
+        f"wanted of engines with equal weights: at most {MOST_TIME} of the plain time and {MOST_MEMORY} of its "
+        f"memory: {'missed' if missed else 'met'}"
+    )
+    return int(missed)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        torch.set_num_threads(1)
+        print_memory(*sys.argv[1:])
+        sys.exit(0)
+    sys.exit(main())
