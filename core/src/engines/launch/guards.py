@@ -14,13 +14,14 @@ _PR_SET_PDEATHSIG: Final = 1
 _INTERVAL_S: Final = 1.0
 
 
-def die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int, *, by_kernel: bool = True) -> None:
     """End this process, by SIGKILL, when the process `parent`, which started it, ends. Call it first thing.
 
-    On Linux the kernel does it at once; a thread that looks every second does it everywhere else, and where the
-    kernel's way is lost (it ends with the *thread* that started this process, and is cleared by some execs).
+    A thread looks every second. `by_kernel`: on Linux the kernel does it as well, at once, and even if this
+    process is stuck. It does so when the *thread* ends that started this process: only for parents that start
+    processes from a thread that stays.
     """
-    if sys.platform == "linux":
+    if by_kernel and sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -27,7 +27,8 @@ def run_here(job: Job, rank: int) -> int:
     What all ranks find wrong is said once: other ranks than the first hold their error back for a second, in
     which the launcher, seeing the first one end, ends them.
     """
-    die_with_parent(os.getppid())
+    # torchrun starts workers from its main thread; of a cluster's own launcher nobody knows
+    die_with_parent(os.getppid(), by_kernel="TORCHELASTIC_RUN_ID" in os.environ)
     stop = StopRequest.install()
     try:
         return run_target(job, Rank(rank, job.num_ranks, stop))

@@ -50,8 +50,8 @@ def _run(recipe: SFTRecipe, selection: Selection) -> int:
     if start.finished and world is None:
         print(folder.say_finished(start.step))
         return 0
-    print(_introduction(recipe, selection, checked, num_ranks, world is not None), flush=True)
     with folder.locked():
+        print(_introduction(recipe, selection, checked, num_ranks, world is not None), flush=True)
         return launch(job) if world is None else run_here(job, rank)
 
 

@@ -1,0 +1,116 @@
+"""metrics.jsonl and the output folder: cut back, torn, locked, and where a run begins."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from engines.errors import ConfigError
+from engines.recipes.output.chart import draw_loss
+from engines.recipes.output.folder import OutputFolder, Start
+from engines.recipes.output.metrics import MetricsFile, read_metrics
+from engines.recipes.output.progress import Lines
+from support.commands import snapshot
+
+LINE = {"loss": 0.1 + 0.2, "grad_norm": 1.0, "lr": 1e-5, "tokens_per_second": 1234.5}
+
+
+def steps(path: Path) -> list[int]:
+    return [line["step"] for line in read_metrics(path)]
+
+
+def test_metrics_are_exact_and_visible_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, steps_done=0)
+    metrics.append({"step": 1, "loss": 0.1 + 0.2, "grad_norm": math.nan, "lr": math.inf})
+    assert path.read_text() == '{"step": 1, "loss": 0.30000000000000004, "grad_norm": null, "lr": null}\n'
+    metrics.close()
+
+
+@pytest.mark.parametrize("tail", ["", '{"step": 5, "lo', '{"step": 5}', "\x00\x00\x00", '{"step": 5}\n{"st'])
+@pytest.mark.parametrize("done", [0, 2, 4])
+def test_a_resumed_run_goes_on_behind_its_checkpoint(done: int, tail: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {k}}}\n' for k in (1, 2, 3, 4)) + tail)
+    metrics = MetricsFile(path, steps_done=done)
+    assert steps(path) == list(range(1, done + 1))
+    metrics.append({"step": done + 1})
+    metrics.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, done + 2))
+
+
+def checkpoints(folder: OutputFolder, *done: int) -> None:
+    for step in done:
+        folder.checkpoint(step).mkdir(parents=True)
+        (folder.checkpoint(step) / "manifest.json").write_text(json.dumps({"info": {"step": step}}))
+
+
+def test_where_a_run_begins(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    fresh = Start(None, 0, finished=False)
+    assert folder.start("auto", 10) == fresh == folder.start("never", 10)
+    checkpoints(folder, 2, 10, 4)
+    (folder.checkpoints / ".step-12.tmp").mkdir()
+    (folder.checkpoints / "step-14").mkdir()  # no manifest: incomplete
+    (folder.checkpoints / "step-016").mkdir()
+    assert folder.steps() == [2, 4, 10]
+    assert folder.start("auto", 20) == Start(folder.checkpoint(10), 10, finished=False)
+    assert folder.start("auto", 20, complete=[2, 4]) == Start(folder.checkpoint(4), 4, finished=False)
+    assert folder.start(str(folder.checkpoint(10)), 20) == Start(folder.checkpoint(10), 10, finished=False)
+    other = OutputFolder(tmp_path / "other")
+    assert other.start(str(folder.checkpoint(4)), 20) == Start(folder.checkpoint(4), 4, finished=False)
+    with pytest.raises(ConfigError, match="already holds step-10"):
+        folder.start(str(folder.checkpoint(4)), 20)
+    with pytest.raises(ConfigError, match="already holds step-3"):
+        checkpoints(other, 3)
+        other.start(str(folder.checkpoint(4)), 20)
+
+
+def test_a_finished_run_is_finished_for_as_many_steps(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    checkpoints(folder, 10)
+    assert not folder.start("auto", 10).finished, "the export may be missing"
+    folder.write_run({"steps": 10, "finished": True})
+    assert folder.start("auto", 10).finished
+    assert folder.start("auto", 8).finished
+    assert folder.start("auto", 12) == Start(folder.checkpoint(10), 10, finished=False)
+    folder.write_run({"steps": 12, "finished": False})
+    assert not folder.start("auto", 10).finished
+
+
+def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "a" / "b")
+    with pytest.raises(ZeroDivisionError), folder.locked():
+        with pytest.raises(ConfigError, match="in use by another run"), folder.locked():
+            pass
+        raise ZeroDivisionError
+    assert snapshot(tmp_path) == {}
+    with pytest.raises(ZeroDivisionError), folder.locked():
+        folder.write_run({})
+        raise ZeroDivisionError
+    assert folder.run.exists()
+    with folder.locked():
+        pass
+
+
+def test_lines_for_who_has_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Lines(3, 0)
+    for step in (1, 2, 3):
+        progress.step(step, {**LINE, "skip_reason": "empty" if step == 3 else None, "eval_loss": 0.5})
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 1/3  loss 0.3000  eval loss 0.5000  lr 1e-05  grad norm 1  1,234 tokens/s  0:0")
+    assert last.endswith("tokens/s  skipped (empty)  0:00 left")
+
+
+def test_the_chart_needs_no_display_and_no_loss(tmp_path: Path) -> None:
+    lines = [
+        {"step": k, "loss": None if k == 3 else 1 / k, "eval_loss": 1 / k if k == 4 else None} for k in range(1, 9)
+    ]
+    draw_loss(lines, tmp_path / "loss.png", title="run")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    draw_loss([{"step": 1, "loss": None}], tmp_path / "none.png", title="run")
+    assert not (tmp_path / "none.png").exists()
