@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ from engines.contract import Shard
 from engines.errors import CheckpointError
 from support.checkpoints import save_on_rank, save_whole, tensors
 
-SYSTEM_CALLS = ("fsync", "rename", "mkdir", "rmdir", "unlink")
-"""Whatever changes what is on the disk beside plain writes."""
+CHANGES = frozenset({"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"})
+"""Python's audit events of whatever changes what is on the disk, beside plain writes."""
 
 
 def in_a_process(function: Callable[..., None], *args: Any) -> int:
@@ -34,46 +36,56 @@ def in_a_process(function: Callable[..., None], *args: Any) -> int:
     return process.exitcode
 
 
-def save_until_killed(path: Path, step: int, last_call: int) -> None:
-    """Save, and be killed by SIGKILL in place of the `last_call`-th change to the disk."""
-    calls = 0
+def killed_at(last_event: int, function: Callable[[], object]) -> None:
+    """Run `function`, and be killed by SIGKILL right before its `last_event`-th change to the disk."""
+    events = 0
 
-    def counting(name: str) -> Callable[..., Any]:
-        original = getattr(os, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == last_call:
+    def count(event: str, args: object) -> None:
+        nonlocal events
+        if event in CHANGES:
+            events += 1
+            if events == last_event:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return original(*args, **kwargs)
 
-        return call
-
-    for name in SYSTEM_CALLS:
-        setattr(os, name, counting(name))
-    save_whole(path, step=step)
+    sys.addaudithook(count)
+    function()
 
 
 @pytest.mark.parametrize("step", [10, 20], ids=["replacing", "new"])
-def test_killed_at_any_moment(tmp_path: Path, step: int) -> None:
+def test_saving_killed_at_any_moment(tmp_path: Path, step: int) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     save_whole(store.path(10), step=10)
-    for last_call in range(1, 100):
-        code = in_a_process(save_until_killed, store.path(step), step, last_call)
+    for last_event in range(1, 100):
+        code = in_a_process(killed_at, last_event, partial(save_whole, store.path(step), step=step))
         listing = store.listing()
         assert listing.damaged == {}
         for path in listing.complete.values():
             checkpoint.open(path)
         mentioned = store.clean_up()
         assert len(mentioned) == len(listing.leftovers)
-        assert 10 in store.steps(), f"lost at change {last_call}: {mentioned}"
-        assert {path.name for path in store.folder.iterdir()} == {f"step-{step}" for step in store.steps()}
+        assert 10 in store.steps(), f"lost at change {last_event}: {mentioned}"
+        assert {path.name for path in store.folder.iterdir()} == {f"step-{done}" for done in store.steps()}
         if code == 0:
             break
         assert code == -signal.SIGKILL
-    assert last_call > 9, "the save was never really interrupted"
+    assert last_event > 9, "the save was never really interrupted"
     checkpoint.open(store.path(step))
+
+
+def test_retention_killed_at_any_moment(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for last_event in range(1, 100):
+        for step in (10, 20):
+            save_whole(store.path(step), step=step)
+        code = in_a_process(killed_at, last_event, lambda: store.retain(1))
+        assert store.listing().damaged == {}
+        assert store.latest() == store.path(20)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        store.clean_up()
+    assert last_event > 6, "the deletion was never really interrupted"
+    assert store.steps() == [20]
 
 
 def save_within(path: Path, file_size: int) -> None:
