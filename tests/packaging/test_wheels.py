@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from support.commands import Command, recipe, write_jsonl
 from support.fake_plugins import Venv
+from support.tiny import tiny_folder
 from support.wheels import PROJECTS, wheel_metadata
 
 NAMES = [project.name for project in PROJECTS]
@@ -83,6 +85,16 @@ def test_plugins_are_found_and_healthy(installed: Venv) -> None:
     assert Path(fsdp2["manifest"]).is_relative_to(installed.folder), "found in the repo, not in the venv"
     assert not [row for row in rows if row["status"] == "broken"]
     engines(installed, "doctor")
+
+
+@pytest.mark.more
+def test_installed_wheels_train(installed: Venv, tmp_path: Path) -> None:
+    tiny_folder(tmp_path, "llama").rename(tmp_path / "model")
+    write_jsonl(tmp_path / "data.jsonl", [{"input_ids": list(range(2, length))} for length in (5, 9, 30, 7)])
+    asked = recipe(tmp_path, launch={"nproc": 2}, trainer={"steps": 2})
+    code, output = Command(asked, launcher=[str(installed.folder / "bin/engines")], cwd=tmp_path).finish()
+    assert code == 0, output
+    assert (tmp_path / "out/export/model.safetensors").is_file()
 
 
 def test_engines_load_with_what_their_wheels_require(installed: Venv) -> None:

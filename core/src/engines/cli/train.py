@@ -29,17 +29,29 @@ def train(recipe: tuple[str, ...]) -> int:
     from engines.errors import ConfigError
     from engines.recipes.layering import split_arguments
 
-    try:
-        from engines.recipes.sft.train import train as train_sft
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "engines":
-            raise
-        raise ConfigError(
-            f"training needs the package {error.name}, which is not installed",
-            "pip install 'engines-core[train]'; every engine's own distribution brings it too",
-        ) from error
+    _check_packages()
+    from engines.recipes.sft.train import train as train_sft
 
     files, overrides = split_arguments(recipe)
     if not files:
         raise ConfigError("no recipe file is given, only overrides", "engines train RECIPE.yaml KEY=VALUE ...")
     return train_sft(files, overrides)
+
+
+def _check_packages() -> None:
+    """Raise `ConfigError` where core was installed without what training needs."""
+    import importlib_metadata
+    from packaging.requirements import Requirement
+
+    from engines.errors import ConfigError
+
+    missing = []
+    for requirement in map(Requirement, importlib_metadata.requires("engines-core") or ()):
+        asked = requirement.marker is None or requirement.marker.evaluate({"extra": "train"})
+        if asked and not any(importlib_metadata.distributions(name=requirement.name)):
+            missing.append(requirement.name)
+    if missing:
+        raise ConfigError(
+            f"training needs packages that are not installed: {', '.join(sorted(missing))}",
+            "pip install 'engines-core[train]'; the distribution of any engine brings them too",
+        )
