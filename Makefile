@@ -48,8 +48,11 @@ check: $(VENV)/.setup-installed ## ruff, formatting, mypy (strict for core), imp
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/architecture
 
+bench: export OMP_NUM_THREADS = 1
 bench: $(VENV)/.setup-installed ## the benchmarks, one table each
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@failed=; for script in benchmarks/*.py; do \
+		echo; echo "== $$script"; $(BIN)/python "$$script" || failed="$$failed $$script"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 docs: $(VENV)/.setup-installed ## write the tables of docs/recipe.md from the code
 	$(BIN)/python tools/document_recipe.py
