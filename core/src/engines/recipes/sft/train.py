@@ -41,7 +41,7 @@ def _run(recipe: SFTRecipe, selection: Selection) -> int:
         payload={"recipe": recipe.model_dump(mode="json")},
         num_ranks=num_ranks,
         timeout_s=recipe.launch.timeout_s,
-        env=selection.env,
+        env=dict(selection.env),
     )
     if rank != 0:
         return run_here(job, rank)
