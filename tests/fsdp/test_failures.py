@@ -36,10 +36,10 @@ class Fail:
 
 
 def steps(
-    folder: Path, settings: dict[str, Any], after: bool | None, forward_only: bool
+    folder: Path, settings: dict[str, Any], dtype: str, after: bool | None = None, forward_only: bool = False
 ) -> list[tuple[float, float]]:
     first, second, _ = mini_batches()
-    with fsdp2(folder, {"micro_batch_size": 1, **settings}) as engine:
+    with fsdp2(folder, {"micro_batch_size": 1, **settings}, dtype=dtype) as engine:
         train_step(engine, second)
         if after is not None:
             engine.wrap(Fail(at=1, after=after))
@@ -49,14 +49,33 @@ def steps(
         return [train_step(engine, first), train_step(engine, second)]
 
 
-@pytest.mark.parametrize("forward_only", [False, True], ids=["train", "infer"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+SHARDED = {"accumulate_gradients": "sharded"}
+KEPT = {"reshard_after_forward": False}
+
+
 @pytest.mark.parametrize(
-    "settings", [{}, {"accumulate_gradients": "sharded"}, {"reshard_after_forward": False}], ids=str
+    ("settings", "dtype", "after", "forward_only"),
+    [
+        ({}, "float32", False, False),
+        ({}, "float32", True, False),
+        ({}, "float32", False, True),
+        ({}, "bfloat16", False, False),
+        (SHARDED, "float32", False, False),
+        pytest.param(SHARDED, "float32", True, False, marks=pytest.mark.more),
+        pytest.param(SHARDED, "bfloat16", True, False, marks=pytest.mark.more),
+        pytest.param(KEPT, "float32", False, False, marks=pytest.mark.more),
+        pytest.param(KEPT, "float32", True, True, marks=pytest.mark.more),
+    ],
+    ids=str,
 )
 def test_a_failed_step_leaves_nothing_behind(
-    settings: dict[str, Any], after: bool, forward_only: bool, world: Any, folder: Callable[[str], Path]
+    settings: dict[str, Any],
+    dtype: str,
+    after: bool,
+    forward_only: bool,
+    world: Any,
+    folder: Callable[[str], Path],
 ) -> None:
     two = world(2)
-    undisturbed = two(steps, folder("llama"), settings, None, False)
-    assert two(steps, folder("llama"), settings, after, forward_only) == undisturbed
+    undisturbed = two(steps, folder("llama"), settings, dtype)
+    assert two(steps, folder("llama"), settings, dtype, after, forward_only) == undisturbed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +73,20 @@ def test_close_after_a_failed_initialize(world: Any, folder: Callable[[str], Pat
 
 def outlive(folder: Path) -> tuple[Any, Any]:
     first, second, _ = mini_batches()
-    with fsdp2(folder, HYBRID) as survivor:
-        with fsdp2(folder, HYBRID) as other:
-            train_step(other, second)
-            alone = train_step(other, first)
+    with ExitStack() as stack:
+        other = stack.enter_context(fsdp2(folder, HYBRID))
+        survivor = stack.enter_context(fsdp2(folder, HYBRID))
+        train_step(other, second)
+        expected = train_step(other, first)
+        other.close()
         train_step(survivor, second)
-        return alone, train_step(survivor, first)
+        return expected, train_step(survivor, first)
 
 
 def test_an_engine_outlives_another_of_its_layout(world: Any, folder: Callable[[str], Path]) -> None:
-    for alone, beside in world(2)(outlive, folder("llama")):
-        assert alone == beside
+    """The second of two, whose tensors torch's caches would lay out on the first one's mesh."""
+    for expected, found in world(2)(outlive, folder("llama")):
+        assert found == expected
 
 
 class Watch:

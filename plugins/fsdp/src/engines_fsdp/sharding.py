@@ -36,7 +36,7 @@ def shard_model(
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in model.layers():
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-    # The root's input is the batch, whose float fields (old log-probs, advantages) must not be rounded.
+    # The root's input is the batch: there is nothing in it to cast.
     root_policy = replace(policy, cast_forward_inputs=False)
     fully_shard(model, mesh=mesh, mp_policy=root_policy, reshard_after_forward=False)
     for module in fsdp_modules(model):
