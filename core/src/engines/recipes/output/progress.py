@@ -32,27 +32,29 @@ def make_progress(total_steps: int, steps_done: int) -> Progress:
 
 
 class Bar:
-    """rich's progress bar with the figures of the last step beside it."""
+    """rich's progress bar with the figures of the last step beside it; fits 80 columns."""
 
     def __init__(self, total_steps: int, steps_done: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
         self._bar = RichProgress(
-            TextColumn("[bold]step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             expand=True,
+            speed_estimate_period=600,  # rich's own, 30 s, forgets the step before where steps are slow
         )
         self._task = self._bar.add_task("train", total=total_steps, completed=steps_done, figures="")
         self._bar.start()
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Move the bar."""
-        self._bar.update(self._task, completed=step, figures=_figures(metrics, bold=True))
+        """Move the bar; a loss of evaluation stays above it, as there is no room beside it on 80 columns."""
+        if metrics.get("eval_loss") is not None:
+            self.note(f"step {step}: eval loss {metrics['eval_loss']:.4f}")
+        self._bar.update(self._task, completed=step, figures=_figures({**metrics, "eval_loss": None}, short=True))
 
     def note(self, text: str) -> None:
         """A line above the bar."""
@@ -89,13 +91,13 @@ class Lines:
         """Nothing is open."""
 
 
-def _figures(metrics: Mapping[str, Any], *, bold: bool = False) -> str:
+def _figures(metrics: Mapping[str, Any], *, short: bool = False) -> str:
     loss = f"{metrics['loss']:.4f}"
     figures = [
-        f"loss [bold cyan]{loss}[/]" if bold else f"loss {loss}",
+        f"loss [bold cyan]{loss}[/]" if short else f"loss {loss}",
         f"lr {metrics['lr']:.3g}",
         f"grad norm {metrics['grad_norm']:.3g}",
-        f"{metrics['tokens_per_second']:,.0f} tokens/s",
+        f"{metrics['tokens_per_second']:,.0f} {'tok/s' if short else 'tokens/s'}",
     ]
     if metrics.get("eval_loss") is not None:
         figures.insert(1, f"eval loss {metrics['eval_loss']:.4f}")
