@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from engines import create
 from engines.contract import BaseEngine, behaviour, hookimpl
 from engines.engine import Engine
@@ -84,9 +85,7 @@ def test_missing_hook(name):
     assert f"Faulty.{name} is missing" in refusal(type("Faulty", (BaseEngine,), _hooks_but(name)))
 
 
-@pytest.mark.parametrize(
-    ("capability", "name"), [("offload", "move"), ("lora", "set_adapter_enabled")]
-)
+@pytest.mark.parametrize(("capability", "name"), [("offload", "move"), ("lora", "set_adapter_enabled")])
 def test_hook_of_a_declared_capability(capability, name):
     message = refusal(BigramEngine, capabilities=[capability])
     assert f"BigramEngine.{name} is missing: the manifest declares {capability}" in message
@@ -194,7 +193,7 @@ def test_refused_wrappers(wrapper, said):
     with registered():
         engine = create(MODEL, {"strategy": "bigram"}, {"lr": 0.1})
         good = _Good()
-        with pytest.raises(ContractError, match="^wrapper ") as error:
+        with pytest.raises(ContractError, match=r"^wrapper ") as error:
             engine.wrap(good, wrapper())
         assert said in str(error.value)
         engine.initialize()

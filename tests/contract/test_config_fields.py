@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from engines.contract import hookimpl
 from engines.errors import CapabilityError, ConfigError, EngineNotFound, EnginesError, LaunchError
@@ -20,7 +22,6 @@ from engines_fsdp.config import FSDP2Config
 from support.parity import pack, weights_of
 from support.samples import mini_batches
 from support.tiny import tiny_folder
-from torch.utils._python_dispatch import TorchDispatchMode
 
 MODEL = {"dtype": "float32"}
 ENGINE = {"strategy": "fsdp2", "device": "cpu"}

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+
 from engines.batch import Batch
 from engines.losses import SFTLoss
 from engines.worker import TrainingWorker

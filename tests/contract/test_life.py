@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from engines import create
 from engines.losses import SFTLoss
 from support.bigram import MODEL, BigramEngine, registered, sequences
@@ -96,9 +97,10 @@ def test_close_twice(engine):
 
 
 def test_close_after_a_failed_initialize():
-    with registered(Failing), pytest.raises(OSError, match="no such weights"):
-        with create(MODEL, {"strategy": "bigram"}) as engine:
-            engine.initialize()
+    with registered(Failing):
+        engine = create(MODEL, {"strategy": "bigram"})
+    with pytest.raises(OSError, match="no such weights"), engine:
+        engine.initialize()
     assert Failing.made.calls == ["initialize", "close"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from engines import create
 from engines.batch import Batch
 from engines.contract import ExportPlan

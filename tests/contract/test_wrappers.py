@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+
 from engines import create
 from engines.contract import MicroBatchRules, StepResult, hookimpl
 from engines.losses import SFTLoss

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from support import reference
 from support.parity import OPTIMIZER
 from support.reference import Run

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import pytest
 from safetensors.torch import load_file
+
 from support.parity import OPTIMIZER, assert_metrics_agree, assert_weights_agree, train_with_worker
 from support.samples import mini_batches
 from support.tiny import REFERENCE_FAMILIES
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class Layout:
     """How many processes, how large the mini-batch, and what the engine is told."""
 
     processes: int
     size: int = 8
-    engine: dict[str, object] = {}
+    engine: dict[str, object] = field(default_factory=dict)
 
 
 LAYOUTS = {
@@ -73,10 +75,10 @@ def _cases() -> list[object]:
 
 @pytest.mark.parametrize(("family", "layout", "batching", "option"), _cases())
 def test_equals_the_reference(family, layout, batching, option, world, folder, reference_run):
-    processes, size, engine = LAYOUTS[layout]
-    settings = {"strategy": "fsdp2", "device": "cpu", **engine, **BATCHING[batching], **OPTIONS[option]}
-    runs = world(processes)(train_with_worker, folder(family), mini_batches(size), settings)
-    expected = reference_run(family, size)
+    how = LAYOUTS[layout]
+    settings = {"strategy": "fsdp2", "device": "cpu", **how.engine, **BATCHING[batching], **OPTIONS[option]}
+    runs = world(how.processes)(train_with_worker, folder(family), mini_batches(how.size), settings)
+    expected = reference_run(family, how.size)
     assert_metrics_agree(runs, expected)
     assert_weights_agree(runs[0].weights, expected.weights)
 
@@ -104,7 +106,7 @@ def test_default_eps(family, world, folder, reference_run):
         {"schedule": "linear", "warmup_steps": 1},
         {"schedule": "cosine"},
     ],
-    ids=lambda changed: ", ".join(changed),
+    ids=", ".join,
 )
 def test_optimizer_settings(changed, world, folder, reference_run):
     settings = {"strategy": "fsdp2", "device": "cpu"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from support import reference
 from support.parity import OPTIMIZER
 from support.samples import MASKED, SINGLE, mini_batches

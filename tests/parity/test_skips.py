@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from engines.batch import Batch
 from engines.losses import SFTLoss
 from engines.worker import TrainingWorker

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from engines.batch import Batch, TokenOutputs
 from engines.config import EngineConfig
 from engines.contract import (
@@ -25,7 +27,6 @@ from engines.contract import (
 )
 from engines.optimizer import Optimizer
 from engines.registry import Registration, registry
-from torch import Tensor, nn
 
 VOCAB = 16
 KEYS = {"backend": "bigram", "model_type": "language_model", "device": "cpu", "priority": 1}

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from engines.batch import Batch
 from engines.losses import SFTLoss
 from engines.worker import TrainingWorker
-from torch import Tensor
-
 from support.reference import Run, Sample
 
 OPTIMIZER = {"lr": 1e-3, "eps": 1e-4, "clip_grad": 1.0}
