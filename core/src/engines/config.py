@@ -6,9 +6,9 @@ value other than its default is refused at configuration where the engine doesn'
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -23,6 +23,15 @@ class Config(BaseModel):
     """Base of all settings: unknown keys are refused, instances don't change, docs live on the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number_from_a_bool(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python counts True as 1, and `steps: true` as one step."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("must not be true or false")
+        return value
 
 
 class ModelConfig(Config):

@@ -18,7 +18,7 @@ from engines.contract import ExportPlan
 from engines.determinism import full_determinism, seed_everything
 from engines.engine import Engine, InferResult, create
 from engines.engine.collectives import gather_outputs
-from engines.engine.create import local_device
+from engines.engine.creating import local_device
 from engines.losses import Loss
 from engines.microbatch import split_over_ranks
 from engines.process_group import ensure_process_group, select_device

@@ -1,6 +1,6 @@
 """The engine that users hold, how it is made, and how an author's class is bound behind it."""
 
-from engines.engine.create import create
+from engines.engine.creating import create
 from engines.engine.facade import Engine, InferResult
 
 __all__ = ["Engine", "InferResult", "create"]

@@ -90,7 +90,7 @@ def check_wrapper(wrapper: object) -> None:
         if not options["wrapper"]:
             raise ContractError(f"{where}.{name} must be marked @hookimpl(wrapper=True); only engines answer hooks")
         if not inspect.isgeneratorfunction(member):
-            raise ContractError(f"{where}.{name} must be a generator: `result = yield` runs what it is wrapped around")
+            raise ContractError(f"{where}.{name} must be a generator: `result = yield` runs what it wraps")
         fault = _parameter_fault(name, member, HOOKS[name], all_of_them=False)
         if fault:
             raise ContractError(f"{where}.{fault}")

@@ -29,8 +29,10 @@ class Loss(Protocol):
     """Whether its derivative is the same number for the log-probability of every target of a micro-batch, so that
     engines may make the head's gradients in the forward pass and scale them later. Where it isn't, the result is
     right all the same, and slower."""
-    coefficients: Mapping[str, float]
-    """Every term by name, with its weight in the loss."""
+    @property
+    def coefficients(self) -> Mapping[str, float]:
+        """Every term by name, with its weight in the loss; a plain attribute will do."""
+        ...
 
     def denominators(self, batch: Batch) -> dict[str, Tensor]:
         """This batch's share of each term's denominator, 0-d; a function of the batch alone.
