@@ -18,7 +18,7 @@ from engines.manifest import Manifest
 from engines.recipes.sft.loading import build_recipe
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/*.md")]
 README = (ROOT / "README.md").read_text()
 EVERYTHING = "\n".join(page.read_text() for page in PAGES)
 
