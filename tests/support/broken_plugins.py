@@ -99,10 +99,15 @@ CASES = {
     ),
     "not TOML": Case(plugin("nottoml", "api = = 1"), "not TOML: ", "mend its syntax", "fake_nottoml/engine.toml"),
     "not UTF-8": Case(
-        plugin("notutf8", b'api = 1\nsummary = "caf\xe9"\n'), "not UTF-8: ", "save it as UTF-8", "fake_notutf8/engine.toml"
+        plugin("notutf8", b'api = 1\nsummary = "caf\xe9"\n'),
+        "not UTF-8: ",
+        "save it as UTF-8",
+        "fake_notutf8/engine.toml",
     ),
     "empty": Case(plugin("empty", ""), "the manifest is empty", "at least `api = 1`", "fake_empty/engine.toml"),
-    "only a comment": Case(plugin("comment", "# later\n"), "the manifest is empty", "at least `api = 1`", "fake_comment/engine.toml"),
+    "only a comment": Case(
+        plugin("comment", "# later\n"), "the manifest is empty", "at least `api = 1`", "fake_comment/engine.toml"
+    ),
     "unknown key": Case(
         plugin("misspelt", entry("misspelt", priorty="3")),
         '`engine[0].priorty` is not a key. Did you mean "priority"?',
@@ -140,7 +145,10 @@ CASES = {
         "fake_usurper/engine.toml",
     ),
     "api not spoken": Case(
-        plugin("future", "api = 2\nnews = true\n"), "api 2 is not spoken", "upgrade engines-core", "fake_future/engine.toml"
+        plugin("future", "api = 2\nnews = true\n"),
+        "api 2 is not spoken",
+        "upgrade engines-core",
+        "fake_future/engine.toml",
     ),
     "api of another type": Case(
         plugin("apitrue", entry("apitrue").replace("api = 1", "api = true")),
@@ -172,7 +180,10 @@ CASES = {
         without("open", "__init__.py"), "is a namespace package", "add an __init__.py", "fake_open"
     ),
     "single module": Case(
-        plugin("single", files={"fake_single.py": ENGINE}), "is a single module", "make it a package", "fake_single.py"
+        plugin("single", files={"fake_single.py": ENGINE}),
+        "is a single module",
+        "make it a package",
+        "fake_single.py",
     ),
     "somebody else's package": Case(
         plugin("borrowed", value="click"),
@@ -262,7 +273,10 @@ CASES = {
         "fake_unset/engine.toml",
     ),
     "engine module not Python": Case(
-        plugin("garbled", code="class Engine(:\n"), "fake_garbled/engine.py, line 1", "mend", "fake_garbled/engine.toml"
+        plugin("garbled", code="class Engine(:\n"),
+        "fake_garbled/engine.py, line 1",
+        "mend",
+        "fake_garbled/engine.toml",
     ),
 }
 

@@ -29,6 +29,7 @@ class Loss(Protocol):
     """Whether its derivative is the same number for the log-probability of every target of a micro-batch, so that
     engines may make the head's gradients in the forward pass and scale them later. Where it isn't, the result is
     right all the same, and slower."""
+
     @property
     def coefficients(self) -> Mapping[str, float]:
         """Every term by name, with its weight in the loss; a plain attribute will do."""
