@@ -171,3 +171,15 @@ def test_describe_reads_what_was_built(settings: dict[str, Any], world: Any, fol
         assert answer["layout"]["data_parallel_replicate_size"] == replicas
         assert answer["layout"]["tensor_parallel_size"] == 1
     assert sum(answer["parameters"] for answer in answers) == replicas * whole
+
+
+def infer_only(folder: Path) -> tuple[Any, Any]:
+    batch = mini_batches()[0]
+    with fsdp2(folder, optimizer=None) as frozen, fsdp2(folder) as trained:
+        assert frozen._hook.extra_state() == {}
+        return tuple(one.infer_batch(share(one, batch)).outputs.log_probs for one in (frozen, trained))
+
+
+def test_an_engine_without_optimizer_infers(world: Any, folder: Callable[[str], Path]) -> None:
+    for frozen, trained in world(2)(infer_only, folder("llama")):
+        assert torch.equal(frozen, trained)

@@ -20,7 +20,7 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     """The L2 norm over all gradients, each element once, equal on all ranks; a missing gradient counts as 0.
 
     Gradients may be plain tensors (held alike by every rank) and DTensors of any meshes: squares are summed
-    over the mesh axes that shard a tensor, never over those that replicate it. Exact to 1e-8 and better, so
+    over the mesh axes that shard a tensor, never over those that replicate it. Exact to about 1e-7, so
     that the order of parameters and shards does not show. Every rank of the gradients' meshes must call it.
     """
     shards: dict[tuple[ProcessGroup, ...], list[Tensor]] = defaultdict(list)

@@ -58,7 +58,7 @@ class FSDP2Engine(BaseEngine):
         self.ranks = data_parallel_ranks(self._mesh)
 
     @property
-    def lr(self) -> float:
+    def lr(self) -> float:  # type: ignore[override]  # it is the schedule's to change
         return self._built_optimizer.schedule.lr
 
     def initialize(self) -> None:
@@ -125,7 +125,8 @@ class FSDP2Engine(BaseEngine):
     def forward_micro_batch(
         self, chunk: Module, chunk_index: int, index: int, micro_batch: Batch, forward_only: bool
     ) -> TokenOutputs:
-        return chunk(micro_batch, *self._asked)
+        outputs: TokenOutputs = chunk(micro_batch, *self._asked)
+        return outputs
 
     def step(self) -> StepResult:
         return self._built_optimizer.step()
