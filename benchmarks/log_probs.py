@@ -7,18 +7,18 @@ supervised fine-tuning uses it, takes more than 1.02 of the plain loop's time or
 
 from __future__ import annotations
 
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, linear_cross_entropy
 
-from engines.models.token_outputs import CHUNK_ELEMENTS, linear_log_probs
+from engines.models.token_outputs import linear_log_probs, rows_per_chunk
 
 SHAPES = {"SmolLM2-135M": (192, 49_152, 576), "150k vocabulary": (256, 151_936, 128)}
 RUNS, MOST_TIME, MOST_MEMORY = 5, 1.02, 0.5
@@ -26,10 +26,8 @@ RUNS, MOST_TIME, MOST_MEMORY = 5, 1.02, 0.5
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def chunks_of(vocabulary: int) -> torch.nn.LinearCrossEntropyOptions:
-    return torch.nn.LinearCrossEntropyOptions(
-        batch_chunk_size=max(1, CHUNK_ELEMENTS // vocabulary), chunking_method=None
-    )
+def our_chunks(h: Tensor, w: Tensor) -> torch.nn.LinearCrossEntropyOptions:
+    return torch.nn.LinearCrossEntropyOptions(batch_chunk_size=rows_per_chunk(len(h), len(w)), chunking_method=None)
 
 
 def with_entropy(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
@@ -44,7 +42,7 @@ WAYS: dict[str, Way] = {
     "torch, summed": lambda h, w, t: linear_cross_entropy(h, w, t, reduction="sum", options=DEFAULT),
     "torch, per token": lambda h, w, t: linear_cross_entropy(h, w, t, reduction="none", options=DEFAULT).sum(),
     "torch, per token, our chunks": lambda h, w, t: linear_cross_entropy(
-        h, w, t, reduction="none", options=chunks_of(len(w))
+        h, w, t, reduction="none", options=our_chunks(h, w)
     ).sum(),
     "engines, equal weights": lambda h, w, t: -linear_log_probs(h, w, t, equal_weights=True)[0].sum(),
     "engines, any weights": lambda h, w, t: -linear_log_probs(h, w, t)[0].sum(),
@@ -83,9 +81,15 @@ def print_memory(name: str, shape_name: str) -> None:
     WAYS[name](*problem(2, 8, 4)).backward()  # what the first call loads is not counted
     h.grad, w.grad = torch.zeros_like(h), torch.zeros_like(w)
     h.grad.fill_(0), w.grad.fill_(0)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmRSS")
     WAYS[name](h, w, t).backward()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(resident("VmHWM") - before)
+
+
+def resident(field: str) -> float:
+    """MiB of this process: VmRSS now, VmHWM at most. (`ru_maxrss` would count the parent's as well.)"""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status[field].split()[0]) / 1024
 
 
 def errors() -> dict[str, float]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.models.token_outputs import Head, linear_log_probs
+from engines.models import token_outputs
+from engines.models.token_outputs import CHUNK_ELEMENTS, Head, linear_log_probs, rows_per_chunk
 from support.largest_tensor import LargestTensor
 
 ROWS, HIDDEN, VOCAB = 13, 8, 37
@@ -120,12 +121,24 @@ def test_only_the_gradients_asked_for_are_made() -> None:
     assert weight.grad is None
 
 
-def test_without_gradients_nothing_is_made_ahead() -> None:
+def test_without_gradients_nothing_is_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, targets, _ = problem()
-    with torch.no_grad(), LargestTensor() as largest:
-        log_probs, _ = linear_log_probs(hidden, weight, targets, chunk_rows=2, equal_weights=True)
+    monkeypatch.setattr(token_outputs, "_Gradients", None)
+    with torch.no_grad():
+        log_probs, _ = linear_log_probs(hidden, weight, targets, equal_weights=True)
     assert not log_probs.requires_grad
-    assert largest.numel <= VOCAB * HIDDEN  # a transposed view of the weight
+
+
+def test_chunks_are_equally_large() -> None:
+    full = CHUNK_ELEMENTS // 50_000
+    for rows, count in ((1, 1), (full, 1), (full + 20, 1), (2 * full, 2), (10 * full + 5, 10)):
+        chunk = rows_per_chunk(rows, 50_000)
+        sizes = [min(chunk, rows - start) for start in range(0, rows, chunk)]
+        assert len(sizes) == count
+        assert max(sizes) - min(sizes) < count
+        assert max(sizes) * 50_000 <= 1.5 * CHUNK_ELEMENTS
+    assert rows_per_chunk(0, 50_000) == 1
+    assert rows_per_chunk(3, 2 * CHUNK_ELEMENTS) == 1
 
 
 @pytest.mark.parametrize("need_entropy", [False, True])

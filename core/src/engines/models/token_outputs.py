@@ -12,6 +12,7 @@ the forward pass makes the gradients at once and the backward pass scales them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,12 @@ class Head:
         return grad
 
 
+def rows_per_chunk(rows: int, vocabulary: int) -> int:
+    """Rows of equally large chunks of about `CHUNK_ELEMENTS` logits; small chunks cost as much as large ones."""
+    chunks = min(rows, round(rows * vocabulary / CHUNK_ELEMENTS))
+    return max(1, math.ceil(rows / max(1, chunks)))
+
+
 def linear_log_probs(
     hidden: Tensor,
     weight: Tensor,
@@ -65,12 +72,12 @@ def linear_log_probs(
     """Log-probability of each row's target, and the entropy of its distribution if `need_entropy`.
 
     `hidden` `[rows, H]`, `weight` `[V, H]`, `bias` `[V]` in one dtype, `targets` int64 `[rows]`; returns float32
-    `[rows]` each. Differentiable once in hidden, weight and bias. `chunk_rows`: rows computed together; None
-    fills `CHUNK_ELEMENTS`. `equal_weights`: make the gradients ahead, in the forward pass; the caller expects the
+    `[rows]` each. Differentiable once in hidden, weight and bias. `chunk_rows`: rows computed together; None:
+    `rows_per_chunk`. `equal_weights`: make the gradients ahead, in the forward pass; the caller expects the
     derivative of its loss to be the same for each row's log-probability. With no rows the result is empty, yet
     attached.
     """
-    rows = chunk_rows or max(1, CHUNK_ELEMENTS // weight.shape[0])
+    rows = chunk_rows or rows_per_chunk(len(hidden), len(weight))
     ahead = equal_weights and torch.is_grad_enabled() and not need_entropy
     settings = _Settings(rows, need_entropy, softcap, scale, ahead)
     log_probs, entropy = _LinearLogProbs.apply(hidden, weight, bias, targets, settings)  # type: ignore[no-untyped-call]
