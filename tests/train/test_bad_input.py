@@ -203,6 +203,16 @@ def test_a_folder_in_use(work: Path, capsys: pytest.CaptureFixture[str], monkeyp
         check(work, [], ["out is in use by another run"], capsys, monkeypatch)
 
 
+def test_a_device_whose_module_is_missing(work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    from engines.devices import DeviceSpec
+    from support.bigram import registered
+
+    abacus = DeviceSpec("abacus", 1, (), "torch_abacus", "gloo", None, "cpu")
+    overrides = ["engine.strategy=bigram", "engine.device=abacus"]
+    with registered(device="abacus", devices=[abacus]):
+        check(work, overrides, ["needs the module torch_abacus, which is not installed"], capsys, monkeypatch)
+
+
 def check(
     work: Path, overrides: list[str], words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:

@@ -33,7 +33,7 @@ def ensure_process_group(device: torch.device, dist_backend: str, timeout_s: flo
             "start with `engines train` or torchrun",
         )
     dist.init_process_group(
-        "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{dist_backend}",
+        dist_backend if device.type == "cpu" else f"cpu:gloo,{device.type}:{dist_backend}",
         init_method=url or "env://",
         rank=rank,
         world_size=size,

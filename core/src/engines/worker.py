@@ -13,12 +13,14 @@ import torch.distributed as dist
 
 from engines.batch import Batch
 from engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from engines.configuring import validate
+from engines.configuring import lack, validate
 from engines.contract import ExportPlan
 from engines.determinism import full_determinism, seed_everything
 from engines.engine import Engine, InferResult, create
 from engines.engine.collectives import gather_outputs
 from engines.engine.creating import local_device
+from engines.errors import CapabilityError
+from engines.loading import load
 from engines.losses import Loss
 from engines.microbatch import split_over_ranks
 from engines.process_group import ensure_process_group, select_device
@@ -67,6 +69,11 @@ class TrainingWorker:
         """
         settings = engine.model_dump(exclude_unset=True) if isinstance(engine, EngineConfig) else dict(engine or {})
         self.selection = registry.resolve(model_type, settings.get("strategy"), configured=settings.get("device"))
+        if deterministic and "deterministic" not in self.selection.capabilities:
+            raise CapabilityError(
+                f"full determinism {lack('deterministic', self.selection.backend, registry.engines_with)}"
+            )
+        load(self.selection)  # its environment and its patches must be there before a device is first used
         self.device = local_device(self.selection)
         if deterministic:
             full_determinism()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ import torch
 from engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from engines.configuring import check_capabilities, validate
 from engines.contract import EngineContext
-from engines.engine.binding import EnginePluginManager, check_engine_class
+from engines.engine.binding import EnginePluginManager, check_engine_class, check_wrapper
 from engines.engine.facade import Engine
-from engines.errors import ConfigError
+from engines.errors import ConfigError, LaunchError
 from engines.loading import load
 from engines.registry import Selection, registry
 
@@ -47,6 +48,9 @@ def create(
     check_capabilities(config, model, engine=name, capabilities=selection.capabilities, others=registry.engines_with)
     _check_schedule(optimizer, total_steps)
     check_engine_class(loaded.engine_class, selection.capabilities, selection.distribution)
+    wrappers = tuple(wrappers)
+    for wrapper in wrappers:  # again in `wrap`; here nothing has been made yet that must be closed
+        check_wrapper(wrapper)
     manager = EnginePluginManager()
     ctx = EngineContext(
         model_type,
@@ -66,11 +70,21 @@ def create(
 
 
 def local_device(selection: Selection) -> torch.device:
-    """This process's device: the one of its LOCAL_RANK on accelerators."""
-    name = selection.device_spec.torch_device or selection.device_spec.name
-    if name == "cpu":
+    """This process's device: the one of its LOCAL_RANK on accelerators.
+
+    Imports the module that makes torch know the device. Raises `LaunchError` if that fails.
+    """
+    spec = selection.device_spec
+    try:
+        import_module(spec.module)
+    except (ImportError, OSError) as error:  # OSError: a library of the vendor's toolkit is missing
+        raise LaunchError(
+            f'device "{spec.name}" needs the module {spec.module}, which cannot be imported: {error}',
+            f"Install the package that brings {spec.module}, and what it needs.",
+        ) from error
+    if spec.torch_device == "cpu":
         return torch.device("cpu")
-    return torch.device(name, int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(spec.torch_device, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def _check_schedule(optimizer: OptimizerConfig | None, total_steps: int | None) -> None:

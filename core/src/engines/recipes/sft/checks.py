@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.availability import can_be_imported
 from engines.config import EngineConfig
 from engines.devices import DeviceSpec
 from engines.errors import DataError, LaunchError, ModelError
@@ -109,7 +110,12 @@ def _check_ranks(engine: EngineConfig, num_ranks: int) -> None:
 
 
 def _check_devices(device: DeviceSpec, num_ranks: int) -> None:
-    """More processes than devices; on the CPU any number runs."""
+    """A module that torch needs for it, and more processes than devices; on the CPU any number runs."""
+    if not can_be_imported(device.module):
+        raise LaunchError(
+            f'device "{device.name}" needs the module {device.module}, which is not installed',
+            f"Install the package that brings {device.module}, or use engine.device=cpu.",
+        )
     count = _count_devices(device)
     if count is not None and num_ranks > count:
         raise LaunchError(
