@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from engines.cli.train import train
-from engines.errors import ConfigError
+from engines.errors import CapabilityError, ConfigError
 from engines.launch.threads import describe_threads
 from engines.recipes.layering import read_layers, split_arguments
 from engines.recipes.reference import key_table
 from engines.recipes.sft.checks import total_steps
 from engines.recipes.sft.config import SFTRecipe, TrainerConfig
 from engines.recipes.sft.loading import build_recipe
+from support.bigram import registered
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "recipe": "sft",
     "model": {"path": "model"},
     "data": {"train": "data.jsonl"},
@@ -82,6 +84,17 @@ def test_help_shows_every_key_with_its_meaning() -> None:
 def test_a_setting_of_another_engine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.no_such_key: unknown key"):
         build_recipe({**SMALL, "engine": {"no_such_key": 1}})
+
+
+def test_what_an_engine_cannot_do_in_the_end_is_refused_at_the_beginning() -> None:
+    asked = {**SMALL, "engine": {"strategy": "bigram"}, "trainer": {**SMALL["trainer"], "deterministic": True}}
+    with registered(capabilities=[]), pytest.raises(CapabilityError) as error:
+        build_recipe(asked)
+    first, second = str(error.value).splitlines()
+    assert first.startswith("trainer.export: True needs the capability export, which bigram lacks (engines that")
+    assert second.startswith("trainer.deterministic: True needs the capability deterministic")
+    with registered(capabilities=[]):
+        build_recipe({**asked, "trainer": {**SMALL["trainer"], "export": False}})
 
 
 def test_threads_are_shared_fairly_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from engines.config import EngineConfig, ModelConfig
 from engines.errors import CapabilityError, ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
+Others = Callable[[str], list[str]]
+"""From a capability to the names of installed engines that declare it."""
 
 
 def validate(model: type[M], data: Mapping[str, Any], *, where: str = "") -> M:
@@ -79,27 +81,33 @@ def check_capabilities(
     *,
     engine: str,
     capabilities: frozenset[str],
-    others: Callable[[str], list[str]],
+    others: Others,
+    switches: Mapping[str, str] | None = None,
 ) -> None:
     """Refuse settings that the engine doesn't declare, before anything starts.
 
     `engine`: how to call it in messages; `others(capability)`: names of installed engines that declare it.
-    Raises `CapabilityError` with one line per refused setting.
+    `switches`: what else is switched on, each with the capability that it needs. Raises `CapabilityError` with one
+    line per refused setting.
     """
-
-    def lack(capability: str) -> str:
-        able = others(capability)
-        where = f"engines that have it: {', '.join(able)}" if able else "no installed engine has it"
-        return f"needs the capability {capability}, which {engine} lacks ({where})"
-
     faults = []
     for name, info in type(config).model_fields.items():
         extra = info.json_schema_extra
         capability = extra.get("capability") if isinstance(extra, dict) else None
         value = getattr(config, name)
         if capability is not None and capability not in capabilities and value != info.default:
-            faults.append(f"engine.{name}: {value!r} {lack(str(capability))}. Use {info.default!r}.")
+            faults.append(f"engine.{name}: {value!r} {lack(str(capability), engine, others)}. Use {info.default!r}.")
     if model.dtype == "bfloat16" and "bfloat16" not in capabilities:
-        faults.append(f"model.dtype: 'bfloat16' {lack('bfloat16')}. Use 'float32'.")
+        faults.append(f"model.dtype: 'bfloat16' {lack('bfloat16', engine, others)}. Use 'float32'.")
+    for name, capability in (switches or {}).items():
+        if capability not in capabilities:
+            faults.append(f"{name}: True {lack(capability, engine, others)}. Use False.")
     if faults:
         raise CapabilityError("\n".join(faults))
+
+
+def lack(capability: str, engine: str, others: Others) -> str:
+    """`needs the capability ..., which ... lacks (...)`: to be put behind what asks for it."""
+    able = others(capability)
+    where = f"engines that have it: {', '.join(able)}" if able else "no installed engine has it"
+    return f"needs the capability {capability}, which {engine} lacks ({where})"

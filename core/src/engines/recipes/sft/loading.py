@@ -35,6 +35,7 @@ def build_recipe(data: Mapping[str, Any]) -> tuple[SFTRecipe, Selection]:
         engine=selection.backend,
         capabilities=selection.capabilities,
         others=registry.engines_with,
+        switches={f"trainer.{name}": name for name in ("export", "deterministic") if getattr(rest.trainer, name)},
     )
     return rest.model_copy(update={"engine": config}), selection
 
