@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from engines.cli.main import COMMANDS
+from engines.engine.binding import HOOKS
 from engines.manifest import Manifest
 from engines.recipes.sft.loading import build_recipe
 
@@ -112,6 +113,18 @@ def test_evaluation_asks_what_training_did_not() -> None:
     train, evaluation = ((ROOT / f"examples/data/harbour_{part}.jsonl").read_text() for part in ("train", "eval"))
     asked = {json.loads(line)["messages"][0]["content"] for line in train.splitlines()}
     assert not asked & {json.loads(line)["messages"][0]["content"] for line in evaluation.splitlines()}
+
+
+def test_the_contract_page_lists_every_hook() -> None:
+    page = (ROOT / "docs/contract.md").read_text().partition("## The hooks")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row[1])) == sorted(HOOKS)
+    needed = {
+        name: re.findall(r"capability `(\w+)`", row[2]) for row in rows for name in re.findall(r"`(\w+)`", row[1])
+    }
+    assert needed == {
+        name: [hook.__engines_capability__] if hook.__engines_capability__ else [] for name, hook in HOOKS.items()
+    }
 
 
 def test_benchmarks_are_listed() -> None:

@@ -97,6 +97,16 @@ def test_default_eps(family, world, folder, reference_run):
     assert_metrics_agree(runs, reference_run(family, 8, eps=1e-8))
 
 
+@pytest.mark.parametrize("family", ["llama_tied", "qwen3_moe"])
+def test_fewer_samples_than_ranks(family, world, folder, reference_run):
+    """A rank without any sample takes part with a filler."""
+    settings = {"strategy": "fsdp2", "device": "cpu"}
+    runs = world(4)(train_with_worker, folder(family), mini_batches(3), settings)
+    expected = reference_run(family, 3)
+    assert_metrics_agree(runs, expected)
+    assert_weights_agree(runs[0].weights, expected.weights)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
