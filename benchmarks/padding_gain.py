@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from support.workload import OPTIMIZER, batches, model_folder, paired_cpu_seconds, quartiles
+from support.workload import OPTIMIZER, batches, model_folder, paired_cpu_seconds, plain_update, quartiles
 from torch.nn.functional import cross_entropy
 
 from engines.batch import Batch
@@ -31,20 +31,14 @@ def padded(folder: Path) -> Callable[[Batch], float]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").train()
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=OPTIMIZER["lr"], weight_decay=0.0, fused=True)
+    update = plain_update(model)
 
     def step(batch: Batch) -> float:
         ids = batch.to_padded("input_ids")
         mask = batch.to_padded(torch.ones(batch.num_tokens, dtype=torch.int64))
         labels = batch.to_padded(batch["input_ids"].masked_fill(~batch["loss_mask"], IGNORED), padding=IGNORED)
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER["clip_grad"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return update(cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED))
 
     return step
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from support.workload import OPTIMIZER, batches, model_folder, paired_cpu_seconds, quartiles
+from support.workload import OPTIMIZER, batches, model_folder, paired_cpu_seconds, plain_update, quartiles
 
 from engines.batch import Batch
 from engines.losses import SFTLoss
@@ -34,8 +34,7 @@ def hand_written(folder: Path) -> Callable[[Batch], float]:
     attention.register()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention.NAME)
     model.train()
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=OPTIMIZER["lr"], weight_decay=0.0, fused=True)
+    update = plain_update(model)
 
     def step(batch: Batch) -> float:
         ids, mask = batch["input_ids"], batch["loss_mask"]
@@ -49,12 +48,7 @@ def hand_written(folder: Path) -> Callable[[Batch], float]:
         scores, _ = linear_log_probs(
             hidden.index_select(0, targets - 1), model.lm_head.weight, ids[targets], equal_weights=True
         )
-        loss = -scores.sum() / len(targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER["clip_grad"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return update(-scores.sum() / len(targets))
 
     return step
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from support.workload import OPTIMIZER, model_folder
+from support.workload import OPTIMIZER, model_folder, plain_update
 
 from engines.batch import Batch
 from engines.losses import SFTLoss
@@ -61,16 +61,11 @@ def plain_step(folder: str) -> Callable[[Batch], float]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIMIZER["lr"], weight_decay=0.0, fused=True)
+    update = plain_update(model)
 
     def step(batch: Batch) -> float:
         ids = batch.to_padded("input_ids")
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER["clip_grad"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return update(model(input_ids=ids, labels=ids, use_cache=False).loss)
 
     return step
 

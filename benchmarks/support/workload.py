@@ -55,6 +55,21 @@ def batches(count: int, samples: int, mean: float, spread: float) -> list[Batch]
     return [Batch.from_sequences([sequence() for _ in range(samples)]) for _ in range(count)]
 
 
+def plain_update(model: torch.nn.Module) -> Callable[[torch.Tensor], float]:
+    """What ends a step of a loop without engines: backward, clipping, torch's fused AdamW. Returns the loss."""
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=OPTIMIZER["lr"], weight_decay=0.0, fused=True)
+
+    def update(loss: torch.Tensor) -> float:
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER["clip_grad"])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return update
+
+
 def paired_cpu_seconds(
     one: Callable[[Batch], float], other: Callable[[Batch], float], over: Sequence[Batch], warm_up: int = 2
 ) -> tuple[list[float], list[float]]:
