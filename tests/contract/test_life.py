@@ -23,6 +23,25 @@ class Failing(BigramEngine):
         raise OSError("no such weights")
 
 
+class Able(BigramEngine):
+    """Has adapters and moves, as far as `calls` tells."""
+
+    def set_adapter_enabled(self, enabled):
+        self.calls.append("adapter on" if enabled else "adapter off")
+
+    def move(self, device, parts):
+        self.calls.append(f"{' and '.join(sorted(parts))} to {device}")
+
+
+@pytest.fixture
+def able():
+    with registered(Able, capabilities=["lora", "offload"]):
+        made = create(MODEL, {"strategy": "bigram"})
+    made.initialize()
+    calls(made)
+    return made
+
+
 @pytest.fixture
 def engine():
     with registered():
@@ -86,6 +105,22 @@ def test_a_failing_batch_restores_the_mode(engine):
         with pytest.raises(IndexError):
             engine.infer_batch(sequences(3).with_tokens(input_ids=sequences(3)["input_ids"] + 99))
         assert calls(engine) == ["eval", "forward", "train"]
+
+
+def test_adapters_are_off_inside_and_on_again_whatever_happens(able):
+    with able.disable_adapter():
+        with able.disable_adapter():
+            pass
+        assert calls(able) == ["adapter off"], "an inner context does not end the outer one"
+    with pytest.raises(KeyError), able.disable_adapter():
+        raise KeyError
+    assert calls(able) == ["adapter on", "adapter off", "adapter on"]
+
+
+def test_parts_are_moved_by_name(able):
+    able.to("cpu", model=False)
+    able.to("cpu", optimizer=False, grad=False)
+    assert calls(able) == ["grads and optimizer to cpu", "model to cpu"]
 
 
 def test_close_twice(engine):
