@@ -11,7 +11,7 @@ import torch.distributed as dist
 from engines import EngineConfig, OptimizerConfig, auto_select
 from engines.contract import hookimpl
 from engines.devices import DeviceSpec
-from engines.errors import CapabilityError, ContractError, EngineNotFound, LaunchError
+from engines.errors import BatchError, CapabilityError, ContractError, EngineNotFound, LaunchError
 from engines.losses import SFTLoss
 from engines.worker import TrainingWorker
 from support.bigram import MODEL, BigramEngine, registered, sequences
@@ -55,6 +55,22 @@ def test_epochs_and_shuffling():
     assert sorted(first) == sorted(second) == list(LENGTHS)
     assert len({tuple(LENGTHS), tuple(first), tuple(second)}) == 3
     assert cut(epochs=2, shuffle_seed=1)[0] == shuffled != cut(epochs=2, shuffle_seed=2)[0]
+
+
+def test_groups_stay_together():
+    """Sequences 0 and 3 in one group, 1 and 4 in another: the same step, rank and micro-batch, whatever is cut."""
+    seen = Lengths()
+    batch = sequences(*LENGTHS).with_sequences(group=torch.tensor([7, 8, 9, 7, 8]))
+    with (
+        registered(),
+        TrainingWorker(MODEL, {**BIGRAM, "micro_batch_size": 2}, {"lr": 0.1}, wrappers=[seen]) as worker,
+    ):
+        worker.initialize()
+        worker.train_batch(batch, SFTLoss(), mini_batch_size=2)
+        worker.train_mini_batch(batch, SFTLoss())
+        with pytest.raises(BatchError, match=r"sequences 0, 3 form one group.* at most 1"):
+            worker.train_batch(batch, SFTLoss(), mini_batch_size=1)
+    assert seen.steps == [[3, 6], [4, 7], [5]] * 2
 
 
 def test_without_a_strategy_the_best_engine_is_taken():

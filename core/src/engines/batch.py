@@ -81,6 +81,14 @@ class Batch:
         return (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).tolist()
 
     @property
+    def groups(self) -> list[int] | None:
+        """The per-sequence field `group`, if there: sequences with equal numbers share a rank and a micro-batch.
+
+        For losses over pairs or over all answers to one prompt.
+        """
+        return self.sequences["group"].tolist() if "group" in self.sequences else None
+
+    @property
     def position_ids(self) -> Tensor:
         """int64 `[total_tokens]`: each token's place in its own sequence."""
         starts = torch.repeat_interleave(self.cu_seqlens[:-1], self.cu_seqlens[1:] - self.cu_seqlens[:-1])

@@ -117,6 +117,7 @@ class DeviceEntry(_Table):
         return self
 
     def spec(self) -> DeviceSpec:
+        """The device as the rest of core knows it."""
         return DeviceSpec(
             name=self.name,
             rank=self.rank,

@@ -36,6 +36,7 @@ class Candidate:
 
     @property
     def owner(self) -> Owner:
+        """Who a loaded engine belongs to, for messages and for what a process may hold."""
         return Owner(self.backend, self.device, self.distribution)
 
 
@@ -49,6 +50,7 @@ class Availability:
 
     @property
     def available(self) -> bool:
+        """Whether it can be loaded here."""
         return self.status == "available"
 
 
@@ -102,6 +104,7 @@ class Selection:
 
     @property
     def owner(self) -> Owner:
+        """Who a loaded engine belongs to, for messages and for what a process may hold."""
         return Owner(self.backend, self.device, self.distribution)
 
     def explain(self) -> str:

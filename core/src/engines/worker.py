@@ -19,10 +19,10 @@ from engines.determinism import full_determinism, seed_everything
 from engines.engine import Engine, InferResult, create
 from engines.engine.collectives import gather_outputs
 from engines.engine.creating import local_device
-from engines.errors import CapabilityError
+from engines.errors import BatchError, CapabilityError
 from engines.loading import load
 from engines.losses import Loss
-from engines.microbatch import split_over_ranks
+from engines.microbatch import split_over_ranks, units_of
 from engines.process_group import ensure_process_group, select_device
 from engines.registry import registry
 from engines.versions import deciding_versions
@@ -127,7 +127,7 @@ class TrainingWorker:
         """
         return [
             self.train_mini_batch(batch.select(indices), loss)
-            for indices in _mini_batches(len(batch), mini_batch_size, epochs, shuffle_seed)
+            for indices in _mini_batches(batch, mini_batch_size, epochs, shuffle_seed)
         ]
 
     def infer_batch(
@@ -199,7 +199,7 @@ class TrainingWorker:
         self.close()
 
     def _shares(self, batch: Batch) -> list[list[int]]:
-        return split_over_ranks(batch.lengths, self.engine.ranks.dp_size)
+        return split_over_ranks(batch.lengths, self.engine.ranks.dp_size, groups=batch.groups)
 
     def _share(self, batch: Batch) -> Batch:
         return batch.select(self._shares(batch)[self.engine.ranks.dp_rank])
@@ -210,10 +210,24 @@ class TrainingWorker:
         self._owns_group = False
 
 
-def _mini_batches(size: int, mini_batch_size: int, epochs: int, seed: int | None) -> Iterator[list[int]]:
+def _mini_batches(batch: Batch, size: int, epochs: int, seed: int | None) -> Iterator[list[int]]:
+    """Indices of each mini-batch: at most `size` sequences in their, or shuffled, order, groups kept whole."""
+    units = units_of(len(batch), batch.groups)
+    largest = max(units, key=len, default=())
+    if len(largest) > size:
+        raise BatchError(
+            f"sequences {', '.join(map(str, largest))} form one group, but a mini-batch holds at most {size}",
+            f"raise mini_batch_size to at least {len(largest)}",
+        )
     for epoch in range(epochs):
-        order = list(range(size))
         if seed is not None:
-            random.Random(f"{seed}/{epoch}").shuffle(order)
-        for start in range(0, size, mini_batch_size):
-            yield order[start : start + mini_batch_size]
+            units = units_of(len(batch), batch.groups)
+            random.Random(f"{seed}/{epoch}").shuffle(units)
+        mini_batch: list[int] = []
+        for unit in units:
+            if len(mini_batch) + len(unit) > size:
+                yield mini_batch
+                mini_batch = []
+            mini_batch += unit
+        if mini_batch:
+            yield mini_batch

@@ -31,10 +31,12 @@ class Trace:
         self.rivals = rivals
 
     def lines(self) -> tuple[Consideration, ...]:
+        """Every consideration, in the order in which it was made."""
         order = sorted(self.named, key=lambda one: (one is not self.taken, one.backend, one.device, -one.priority))
         return tuple([self._line(one) for one in order] + [_broken_line(one) for one in self.broken])
 
     def error(self, said: str, remedy: str | None = None) -> EngineNotFound:
+        """The lookup error that holds all of them."""
         lines = self.lines()
         if lines:
             said += "\n" + "\n".join(f"  {line}" for line in lines)

@@ -34,10 +34,12 @@ class Row:
     """The plugin's id, which is the name of its entry point and what the deny list names."""
 
     def as_json(self) -> dict[str, Any]:
+        """The object of `engines list --json`."""
         return asdict(self)
 
     @property
     def owner(self) -> str:
+        """Distribution and version."""
         return f"{self.distribution} {self.version}".rstrip()
 
 

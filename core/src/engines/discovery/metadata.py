@@ -34,6 +34,7 @@ class Installed:
 
     @property
     def is_egg_info(self) -> bool:
+        """Whether setuptools wrote it beside its sources."""
         return self.folder.endswith(".egg-info")
 
     @cached_property

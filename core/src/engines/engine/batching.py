@@ -70,6 +70,7 @@ def _plan(batch: Batch, config: EngineConfig, rules: MicroBatchRules, count: int
         samples_per_micro_batch=config.micro_batch_size,
         max_rows=config.max_tokens_per_micro_batch,
         count=count,
+        groups=batch.groups,
     )
 
 

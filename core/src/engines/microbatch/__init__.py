@@ -7,7 +7,15 @@ rank and platform.
 
 from __future__ import annotations
 
-from engines.microbatch.partition import balance, split_over_ranks, work
+from engines.microbatch.partition import balance, split_over_ranks, units_of, work
 from engines.microbatch.plan import MicroBatchPlan, agreed_count, plan_micro_batches
 
-__all__ = ["MicroBatchPlan", "agreed_count", "balance", "plan_micro_batches", "split_over_ranks", "work"]
+__all__ = [
+    "MicroBatchPlan",
+    "agreed_count",
+    "balance",
+    "plan_micro_batches",
+    "split_over_ranks",
+    "units_of",
+    "work",
+]
