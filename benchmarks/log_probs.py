@@ -2,7 +2,8 @@
 
 CPU time in ms, median of interleaved runs on one thread; memory is what a process of its own needs beyond its
 inputs and their gradients, in MiB; error is that of the weight's gradient against float64. Fails if core's way, as
-supervised fine-tuning uses it, takes more than 1.02 of the plain loop's time or half of its memory.
+supervised fine-tuning uses it, takes more than 1.02 of the plain way's time or, with the large vocabulary, half of
+its memory. (With few rows and a wide model the weight's gradient is what takes memory, whatever the way.)
 """
 
 from __future__ import annotations
@@ -115,10 +116,11 @@ def main() -> int:
         for name in WAYS:
             shown = "     -" if name == "engines, with entropy" else f"{error[name]:6.0e}"
             print(f"  {name:30} {ms[name]:7.0f} ms  {mib[name]:6.0f} MiB  {shown}")
-        missed |= ms[OURS] > MOST_TIME * ms[PLAIN] or mib[OURS] > MOST_MEMORY * mib[PLAIN]
+        missed |= ms[OURS] > MOST_TIME * ms[PLAIN]
+        missed |= vocabulary > 100_000 and mib[OURS] > MOST_MEMORY * mib[PLAIN]
     print(
         f"wanted of engines with equal weights: at most {MOST_TIME} of the plain time and {MOST_MEMORY} of its "
-        f"memory: {'missed' if missed else 'met'}"
+        f"memory with 150k tokens: {'missed' if missed else 'met'}"
     )
     return int(missed)
 

@@ -13,6 +13,7 @@ the forward pass makes the gradients at once and the backward pass scales them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 2**23
-"""Logits of a chunk, 32 MiB in float32; about two such buffers are alive at a time."""
+"""Logits of a chunk, about 32 MiB in float32; a pass works in two such buffers."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,19 @@ class Head:
     scale: float | None = None
     softcap: float | None = None
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 `[rows, vocabulary]`."""
-        logits = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """Written to `out`, float32 `[rows, vocabulary]`."""
+        if hidden.dtype == out.dtype:
+            torch.mm(hidden, self.weight.T, out=out)
+        else:
+            out.copy_(hidden @ self.weight.T)
+        if self.bias is not None:
+            out.add_(self.bias)
         if self.scale is not None:
-            logits.mul_(self.scale)
+            out.mul_(self.scale)
         if self.softcap is not None:
-            logits.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits
+            out.div_(self.softcap).tanh_().mul_(self.softcap)
+        return out
 
     def backward_(self, grad: Tensor, logits: Tensor) -> Tensor:
         """Turn, in place, the gradient of `logits` into that of `h @ weight.T + bias`."""
@@ -103,9 +109,7 @@ class _LinearLogProbs(torch.autograd.Function):
         entropy = torch.empty_like(log_probs) if settings.need_entropy else log_probs.new_empty(0)
         wanted = ctx.needs_input_grad[:3]
         grads = _Gradients(hidden, head, wanted) if settings.ahead and any(wanted) else None
-        for rows in _chunks(len(hidden), settings.chunk_rows):
-            logits = head.logits(hidden[rows])
-            log_p = logits.log_softmax(-1)
+        for rows, logits, log_p in _chunks(hidden, head, settings.chunk_rows):
             log_probs[rows] = log_p.gather(1, targets[rows, None])[:, 0]
             if settings.need_entropy:
                 entropy[rows] = _entropy(log_p)
@@ -125,9 +129,7 @@ class _LinearLogProbs(torch.autograd.Function):
             return *ahead.finish(grad_log_probs[0]), None, None
         head = Head(weight, bias, settings.scale, settings.softcap)
         grads = _Gradients(hidden, head, ctx.needs_input_grad[:3])
-        for rows in _chunks(len(hidden), settings.chunk_rows):
-            logits = head.logits(hidden[rows])
-            log_p = logits.log_softmax(-1)
+        for rows, logits, log_p in _chunks(hidden, head, settings.chunk_rows):
             if settings.need_entropy:
                 pull = (log_p.clamp(min=_LOWEST) + entropy[rows, None]).mul_(grad_entropy[rows, None])
                 pull.add_(grad_log_probs[rows, None])
@@ -178,8 +180,19 @@ class _Gradients:
 _LOWEST = torch.finfo(torch.float32).min
 
 
-def _chunks(rows: int, chunk_rows: int) -> list[slice]:
-    return [slice(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows)]
+def _chunks(hidden: Tensor, head: Head, chunk_rows: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Each chunk's rows, logits and their log-softmax; the two tensors are overwritten by the next chunk.
+
+    The same two buffers serve a whole pass: fresh ones for each chunk cost page faults and scatter the heap.
+    """
+    shape = (2, min(chunk_rows, len(hidden)), len(head.weight))
+    buffers = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+    for start in range(0, len(hidden), chunk_rows):
+        rows = slice(start, min(start + chunk_rows, len(hidden)))
+        logits, log_p = buffers[:, : rows.stop - rows.start]
+        head.logits(hidden[rows], logits)
+        torch.log_softmax(logits, -1, out=log_p)
+        yield rows, logits, log_p
 
 
 def _log_prob_grad(log_p: Tensor, targets: Tensor) -> Tensor:
