@@ -92,7 +92,11 @@ def edit(name: str, **changes: Any) -> Prepare:
 
 
 def put(name: str, text: str) -> Prepare:
-    return lambda work: (work / name).write_text(text)
+    def prepare(work: Path) -> None:
+        (work / name).parent.mkdir(exist_ok=True)
+        (work / name).write_text(text)
+
+    return prepare
 
 
 def lose(*names: str) -> Prepare:
@@ -153,6 +157,17 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "no data": (lose("data.jsonl"), [], ["there is no data file"]),
     "data empty": (put("data.jsonl", ""), [], ["data.jsonl holds no records"]),
     "data broken": (put("data.jsonl", '{"input_ids": [1]}\n{'), [], ["data.jsonl, line 2: broken JSON"]),
+    "half a character": (
+        put("data.jsonl", '{"text": "\\ud800 x"}'),
+        [],
+        ["data.jsonl, line 1: text holds '\\ud800'"],
+    ),
+    "half a character said": (
+        data({"messages": [CHAT["messages"][0], {"role": "assistant", "content": "\udfff"}]}),
+        [],
+        ["data.jsonl, line 1: message 2: content holds"],
+    ),
+    "export taken": (put("out/export", ""), [], ["export is not a model folder", "trainer.export=false"]),
     "id outside": (data({"input_ids": [1, 999]}), [], ["line 1: input_ids[1] is 999", "256"]),
     "text without tokenizer": (data({"text": "a"}), [], ["data.jsonl holds text", "has no tokenizer"]),
     "evaluation missing": (lambda work: None, ["data.eval=nowhere.jsonl"], ["no data file nowhere.jsonl"]),
@@ -274,4 +289,14 @@ def test_a_run_resumed_with_other_data_is_refused(work: Path) -> None:
     assert "samples would not go on where it stopped" in output
     assert "trainer.seed: 0 in the checkpoint, 5 in this run" in output
     assert "number of samples in data.train: 13 in the checkpoint, 12 in this run" in output
+    assert snapshot(work / "out") == before
+
+    checkpoint = work / "out" / "checkpoints" / "step-1"
+    with (checkpoint / "index.json").open("a") as index:
+        index.write(" ")
+    before = snapshot(work / "out")
+    code, output = run(file, "trainer.steps=2")
+    assert code == 2, output
+    assert f"{checkpoint / 'index.json'} has" in output
+    assert "Restore step-1 from a copy, or move it away: the same command then starts afresh." in output
     assert snapshot(work / "out") == before

@@ -82,6 +82,19 @@ def test_a_finished_run_is_finished_for_as_many_steps(tmp_path: Path) -> None:
     assert not folder.start("auto", 10).finished
 
 
+def test_a_finished_run_tells_what_was_not_done(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.recipe.write_text("trainer:\n  steps: 10\n  seed: 0\noptimizer:\n  lr: 0.1\n")
+    same = {"trainer": {"steps": 10, "seed": 0}, "optimizer": {"lr": 0.1}}
+    assert folder.say_finished(10, same) == f"{tmp_path} holds a finished run of 10 steps; nothing to do."
+    said = folder.say_finished(10, {"trainer": {"steps": 8, "seed": 0}, "optimizer": {"lr": 0.2}})
+    assert said.splitlines()[1:] == [
+        "Its recipe was another, and what is asked for now was not done:",
+        "  trainer.steps: 10 then, 8 now",
+        "  optimizer.lr: 0.1 then, 0.2 now",
+    ]
+
+
 def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path / "a" / "b")
     with pytest.raises(ZeroDivisionError), folder.locked():

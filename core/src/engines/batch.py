@@ -101,6 +101,13 @@ class Batch:
         """Pack `rows`, each a mapping from per-token field to a list or tensor of that sequence's length."""
         if not rows:
             return cls.empty()
+        for index, row in enumerate(rows):
+            if not isinstance(row, Mapping) or "input_ids" not in row:
+                raise BatchError(
+                    f"sequence {index} is {type(row).__name__}; it must be a mapping of per-token fields, input_ids "
+                    "among them",
+                    'for instance {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}',
+                )
         names = set(rows[0])
         for index, row in enumerate(rows):
             if set(row) != names:

@@ -92,7 +92,10 @@ class Checkpoint:
         with peers.all_or_none(f"{self.path} is damaged", error=CheckpointError):
             faults = self.faults(files=sorted(self.manifest.files)[peers.rank :: peers.size])
             if faults:
-                raise CheckpointError("\n".join(faults))
+                raise CheckpointError(
+                    "\n".join(faults),
+                    "Restore it from a copy, or move it away: a run then goes on from the checkpoint before it.",
+                )
 
     def _fault(self, name: str, checksums: bool) -> str | None:
         path, record = self.path / name, self.manifest.files[name]

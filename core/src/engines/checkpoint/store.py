@@ -92,6 +92,13 @@ class CheckpointStore:
         return doomed
 
 
+def checkpoint_number(path: Path) -> int:
+    """The N of a folder named step-N."""
+    match = STEP.fullmatch(path.name)
+    assert match is not None, f"{path} is not named like a checkpoint"
+    return int(match[1])
+
+
 def _fault(path: Path, name: str | None = None) -> str | None:
     try:
         checkpoint = Checkpoint(path)

@@ -67,7 +67,9 @@ def load_engine(path: str | os.PathLike[str], hook: Any, ctx: EngineContext, inf
         set_rng_state(saved, ctx.device)
     else:
         log.warning(
-            "%s was saved at another layout (%s): each rank's random state starts anew", found.path, found.info.layout
+            "%s was saved by %d ranks at another layout: each rank's random state starts anew",
+            found.path,
+            found.info.world_size,
         )
     run: dict[str, Any] = found.state["run"]
     return run

@@ -60,8 +60,7 @@ def check_form(record: Record) -> Kind:
             _check_tokens(record)
         case _:
             for name in sorted(FORMS[kind][0]):
-                if not isinstance(record.fields[name], str):
-                    raise record.fault(f"{name} must be a string, got {_shown(record.fields[name])}")
+                _check_text(record, name, record.fields[name])
     return kind
 
 
@@ -148,10 +147,19 @@ def _check_messages(record: Record) -> None:
             raise record.fault(
                 f"message {number} has the role {_shown(message['role'])}; roles are {', '.join(ROLES)}"
             )
-        if not isinstance(message["content"], str):
-            raise record.fault(f"message {number}: content must be a string, got {_shown(message['content'])}")
+        _check_text(record, f"message {number}: content", message["content"])
     if all(message["role"] != "assistant" for message in messages):
         raise record.fault("the conversation has no assistant turn, so there is nothing to learn")
+
+
+def _check_text(record: Record, what: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise record.fault(f"{what} must be a string, got {_shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(value[error.start])
+        raise record.fault(f"{what} holds {half}, half a surrogate pair, which is no character") from None
 
 
 def _check_tokens(record: Record) -> None:

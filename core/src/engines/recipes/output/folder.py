@@ -84,9 +84,26 @@ class OutputFolder:
         """Whether a run has written here."""
         return self.metrics.exists() or self.run.exists() or bool(self.steps())
 
-    def say_finished(self, step: int) -> str:
-        """The line about a run that has nothing left to do."""
-        return f"{self.path} holds a finished run of {step} steps; nothing to do."
+    def say_finished(self, step: int, recipe: Mapping[str, Any]) -> str:
+        """What to say about a run that has nothing left to do; `recipe`: what was asked for now, resolved."""
+        lines = [f"{self.path} holds a finished run of {step} steps; nothing to do."]
+        changed = self._changed(recipe)
+        if changed:
+            lines += ["Its recipe was another, and what is asked for now was not done:", *changed]
+        return "\n".join(lines)
+
+    def _changed(self, recipe: Mapping[str, Any]) -> list[str]:
+        import yaml
+
+        if not self.recipe.is_file():
+            return []
+        before, now = (dict(_flat(tree)) for tree in (yaml.safe_load(self.recipe.read_text()) or {}, recipe))
+        keys = [*now, *(key for key in before if key not in now)]
+        return [
+            f"  {key}: {before.get(key)!r} then, {now.get(key)!r} now"
+            for key in keys
+            if before.get(key) != now.get(key)
+        ]
 
     def finished_step(self) -> int | None:
         """Steps of the finished run that lies here, if one does."""
@@ -110,6 +127,16 @@ class OutputFolder:
         existing = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"trainer.output_dir: {self.path} can't be written, since {existing} can't")
+
+    def check_export(self) -> None:
+        """Raise `ConfigError` if the export at the end would have to delete what isn't a model."""
+        if not self.export.exists():
+            return
+        if not self.export.is_dir() or (any(self.export.iterdir()) and not (self.export / "config.json").exists()):
+            raise ConfigError(
+                f"{self.export} is not a model folder that an export could replace",
+                "Move it away, choose another trainer.output_dir, or set trainer.export=false.",
+            )
 
     def start(self, resume: str, total_steps: int, complete: Iterable[int] | None = None) -> Start:
         """Where a run of `total_steps` begins, by `trainer.resume`; `complete`: steps of usable checkpoints, if
@@ -203,6 +230,15 @@ def checkpoint_step(checkpoint: Path) -> int:
         return int(json.loads(manifest.read_bytes())["info"]["step"])
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{manifest} is damaged: it doesn't say how many steps were done") from None
+
+
+def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything in a recipe."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{place}{key}.")
+        else:
+            yield f"{place}{key}", value
 
 
 def _remove_empty(folders: list[Path]) -> None:

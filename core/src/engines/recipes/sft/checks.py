@@ -33,7 +33,10 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
     _check_ranks(recipe.engine, num_ranks)
     _check_devices(selection.device_spec, num_ranks)
     check_installed(recipe.trainer.loggers)
-    OutputFolder(output_dir(recipe)).check_writable()
+    folder = OutputFolder(output_dir(recipe))
+    folder.check_writable()
+    if recipe.trainer.export:
+        folder.check_export()
     model = inspect_model(model_dir(recipe))
     limits = data_limits(recipe, model.vocab_size)
     num_samples = _check_data(recipe.data.train, model, limits)

@@ -48,7 +48,7 @@ def _run(recipe: SFTRecipe, selection: Selection) -> int:
     folder = OutputFolder(output_dir(recipe))
     start = folder.start(recipe.trainer.resume, checked.total_steps)
     if start.finished and world is None:
-        print(folder.say_finished(start.step))
+        print(folder.say_finished(start.step, job.payload["recipe"]))
         return 0
     with folder.locked():
         print(_introduction(recipe, selection, checked, num_ranks, world is not None), flush=True)
