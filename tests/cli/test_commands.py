@@ -96,7 +96,8 @@ class TestList:
     def test_denied_are_shown_with_all(self) -> None:
         denied = engines("list", ENGINES_DENY="fsdp").stdout
         assert "fsdp2" not in denied
-        assert "more denied by ENGINES_DENY" in denied
+        assert "more are denied (ENGINES_DENY)" in denied
+        assert "No engine is installed" not in denied
         assert "denied" in engines("list", "--all", ENGINES_DENY="fsdp").stdout
         assert all(
             row["reason"] == "denied"

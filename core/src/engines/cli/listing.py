@@ -32,10 +32,11 @@ def list_engines(as_json: bool, show_all: bool, can: str | None) -> None:
         click.echo(json.dumps([row.as_json() for row in rows], indent=2))
         return
     shown = [row for row in rows if show_all or row.reason != DENIED]
-    click.echo(render(shown, _width()))
     hidden = len(rows) - len(shown)
+    if shown or not hidden:
+        click.echo(render(shown, _width()))
     if hidden:
-        click.echo(f"\n{hidden} more denied by ENGINES_DENY: engines list --all")
+        click.echo(f"{hidden} more are denied (ENGINES_DENY); `engines list --all` shows them.")
 
 
 def render(rows: list[Row], width: int) -> str:
