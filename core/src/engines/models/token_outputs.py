@@ -148,7 +148,8 @@ class _Gradients:
         want_hidden, want_weight, want_bias = wanted
         self._input, self._head = hidden, head
         self._hidden = torch.empty_like(hidden) if want_hidden else None
-        self._weight = torch.zeros_like(head.weight, dtype=torch.float32) if want_weight else None
+        fresh = torch.empty_like if len(hidden) > 0 else torch.zeros_like
+        self._weight = fresh(head.weight, dtype=torch.float32) if want_weight else None
         self._bias = head.weight.new_zeros(len(head.weight), dtype=torch.float32) if want_bias else None
 
     def add(self, rows: slice, grad: Tensor, logits: Tensor) -> None:
@@ -162,10 +163,12 @@ class _Gradients:
             torch.mm(grad, weight, out=self._hidden[rows])
         if self._weight is None:
             return
+        kept = int(rows.start > 0)  # the first chunk overwrites, which spares a pass over the weight
         if grad.dtype == self._weight.dtype:
-            self._weight.addmm_(grad.T, self._input[rows])
+            self._weight.addmm_(grad.T, self._input[rows], beta=kept)
         else:  # low precision: each chunk's product is rounded once, their sum stays in float32
-            self._weight += grad.T @ self._input[rows]
+            product = grad.T @ self._input[rows]
+            self._weight = self._weight.add_(product) if kept else self._weight.copy_(product)
 
     def finish(self, factor: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients, multiplied in place by `factor`, in the dtypes of what they belong to."""
