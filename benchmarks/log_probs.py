@@ -1,9 +1,10 @@
 """Log-probabilities of targets from hidden states, forward and backward: time, memory and error of each way.
 
-CPU time in ms, median of interleaved runs on one thread (ratio: median of pairs); memory is what a process of its own needs beyond its
-inputs and their gradients, in MiB; error is that of the weight's gradient against float64. Fails if core's way, as
-supervised fine-tuning uses it, takes more than 1.02 of the plain way's time or, with the large vocabulary, half of
-its memory. (With few rows and a wide model the weight's gradient is what takes memory, whatever the way.)
+CPU time in ms, median of interleaved runs on one thread (ratio: median of pairs); memory is what a process of its own
+needs beyond its inputs and their gradients, in MiB; error is that of the weight's gradient against float64. Fails if
+core's way, as supervised fine-tuning uses it, takes more than 1.02 of the plain way's time or, with the large
+vocabulary, half of its memory. (With few rows and a wide model the weight's gradient is what takes memory, whatever
+the way.)
 """
 
 from __future__ import annotations
