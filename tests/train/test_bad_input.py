@@ -278,7 +278,7 @@ def test_faults_that_only_ranks_can_find(work: Path) -> None:
     assert snapshot(work) == before
 
 
-def test_a_run_resumed_with_other_data_is_refused(work: Path) -> None:
+def test_a_run_resumed_with_other_data_is_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = recipe(work, trainer={"steps": 1, "export": False})
     code, output = run(file)
     assert code == 0, output
@@ -289,6 +289,14 @@ def test_a_run_resumed_with_other_data_is_refused(work: Path) -> None:
     assert "samples would not go on where it stopped" in output
     assert "trainer.seed: 0 in the checkpoint, 5 in this run" in output
     assert "number of samples in data.train: 13 in the checkpoint, 12 in this run" in output
+    assert snapshot(work / "out") == before
+
+    assert main(["train", str(file), "trainer.steps=2", "optimizer.lr=0.5"]) == 2
+    said = capsys.readouterr()
+    assert "step-1 belongs to another run:" in said.err
+    assert "optimizer.lr: " in said.err
+    assert "0.5 in this run" in said.err
+    assert not said.out, "refused before anything starts"
     assert snapshot(work / "out") == before
 
     checkpoint = work / "out" / "checkpoints" / "step-1"

@@ -241,6 +241,15 @@ def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]
             yield f"{place}{key}", value
 
 
+def checkpoint_settings(checkpoint: Path) -> tuple[str, dict[str, Any]] | None:
+    """Engine and optimizer settings that a checkpoint is of; None where only a closer look (with torch) can say."""
+    try:
+        info = json.loads((checkpoint / _MANIFEST).read_bytes())["info"]
+        return str(info["backend"]), dict(info["optimizer"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _remove_empty(folders: list[Path]) -> None:
     for folder in folders:
         try:

@@ -11,10 +11,10 @@ from pathlib import Path
 from engines.availability import can_be_imported
 from engines.config import EngineConfig
 from engines.devices import DeviceSpec
-from engines.errors import DataError, LaunchError, ModelError
+from engines.errors import CheckpointError, DataError, LaunchError, ModelError
 from engines.recipes.data import Limits, scan
 from engines.recipes.model_folder import ModelFolder, inspect_model
-from engines.recipes.output.folder import OutputFolder
+from engines.recipes.output.folder import OutputFolder, checkpoint_settings
 from engines.recipes.output.loggers import check_installed
 from engines.recipes.sft.config import DataConfig, SFTRecipe, TrainerConfig
 from engines.selection import Selection
@@ -43,6 +43,28 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
     if recipe.data.eval is not None:
         _check_data(recipe.data.eval, model, limits)
     return Checked(num_samples, total_steps(recipe.trainer, num_samples))
+
+
+def check_resumable(recipe: SFTRecipe, selection: Selection, checkpoint: Path | None) -> None:
+    """Raise `CheckpointError`, with a line per difference, if `checkpoint` is of another engine or optimizer."""
+    saved = checkpoint_settings(checkpoint) if checkpoint is not None else None
+    if saved is None:
+        return
+    backend, before = saved
+    now = recipe.optimizer.model_dump(mode="json")
+    faults = [f"engine: {backend} in the checkpoint, {selection.backend} in this run"] * (
+        backend != selection.backend
+    )
+    faults += [
+        f"optimizer.{key}: {before.get(key)} in the checkpoint, {now.get(key)} in this run"
+        for key in [*now, *(key for key in before if key not in now)]
+        if before.get(key) != now.get(key)
+    ]
+    if faults:
+        raise CheckpointError(
+            f"{checkpoint} belongs to another run:\n  " + "\n  ".join(faults),
+            "Mend the recipe, or start a new run in another trainer.output_dir.",
+        )
 
 
 def model_dir(recipe: SFTRecipe) -> Path:

@@ -31,7 +31,7 @@ def _run(recipe: SFTRecipe, selection: Selection) -> int:
     # imported here, since they bring numpy: a mistyped key is answered before that
     from engines.launch import Job, foreign_world, launch, run_here
     from engines.recipes.output.folder import OutputFolder
-    from engines.recipes.sft.checks import check, output_dir
+    from engines.recipes.sft.checks import check, check_resumable, output_dir
 
     world = foreign_world()
     rank, num_ranks = world or (0, recipe.launch.nproc)
@@ -50,6 +50,7 @@ def _run(recipe: SFTRecipe, selection: Selection) -> int:
     if start.finished and world is None:
         print(folder.say_finished(start.step, job.payload["recipe"]))
         return 0
+    check_resumable(recipe, selection, start.checkpoint)
     with folder.locked():
         print(_introduction(recipe, selection, checked, num_ranks, world is not None), flush=True)
         return launch(job) if world is None else run_here(job, rank)
