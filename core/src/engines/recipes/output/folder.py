@@ -15,6 +15,7 @@ from engines.errors import CheckpointError, ConfigError, did_you_mean
 
 _STEP: Final = re.compile(r"step-([1-9]\d*)")
 _MANIFEST: Final = "manifest.json"
+_STATE: Final = "state.json"
 
 
 @dataclass(frozen=True)
@@ -241,11 +242,12 @@ def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]
             yield f"{place}{key}", value
 
 
-def checkpoint_settings(checkpoint: Path) -> tuple[str, dict[str, Any]] | None:
-    """Engine and optimizer settings that a checkpoint is of; None where only a closer look (with torch) can say."""
+def checkpoint_settings(checkpoint: Path) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
+    """Engine, optimizer settings and run state of a checkpoint; None where only a closer look can say."""
     try:
         info = json.loads((checkpoint / _MANIFEST).read_bytes())["info"]
-        return str(info["backend"]), dict(info["optimizer"])
+        run = json.loads((checkpoint / _STATE).read_bytes())["run"]
+        return str(info["backend"]), dict(info["optimizer"]), dict(run)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

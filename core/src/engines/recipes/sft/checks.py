@@ -46,11 +46,11 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
 
 
 def check_resumable(recipe: SFTRecipe, selection: Selection, checkpoint: Path | None) -> None:
-    """Raise `CheckpointError`, with a line per difference, if `checkpoint` is of another engine or optimizer."""
+    """Raise `CheckpointError`, a line per difference, if `checkpoint` is of another engine, optimizer or order."""
     saved = checkpoint_settings(checkpoint) if checkpoint is not None else None
     if saved is None:
         return
-    backend, before = saved
+    backend, before, run = saved
     now = recipe.optimizer.model_dump(mode="json")
     faults = [f"engine: {backend} in the checkpoint, {selection.backend} in this run"] * (
         backend != selection.backend
@@ -59,6 +59,11 @@ def check_resumable(recipe: SFTRecipe, selection: Selection, checkpoint: Path | 
         f"optimizer.{key}: {before.get(key)} in the checkpoint, {now.get(key)} in this run"
         for key in [*now, *(key for key in before if key not in now)]
         if before.get(key) != now.get(key)
+    ]
+    faults += [
+        f"trainer.{key}: {run[key]} in the checkpoint, {value} in this run"
+        for key in ("mini_batch_size", "shuffle", "seed")
+        if key in run and run[key] != (value := getattr(recipe.trainer, key))
     ]
     if faults:
         raise CheckpointError(
