@@ -1,0 +1,1 @@
+"""The Megatron-Core engine of engines. Nothing happens on import; `engine.toml` says what is here."""
