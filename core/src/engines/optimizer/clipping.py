@@ -31,15 +31,17 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
             device = parameter.device
     total = torch.zeros((), dtype=torch.float64, device=device)
     for groups, gradients in shards.items():
-        squares = _sum_of_squares(gradients)
+        squares = sum_of_squares(gradients)
         for group in groups:
             dist.all_reduce(squares, group=group)
         total += squares
     return float(total.sqrt())
 
 
-def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
-    """float64, 0-d: blocks in the gradients' precision, their sum in float64.
+def sum_of_squares(gradients: list[Tensor]) -> Tensor:
+    """Over plain tensors of this rank, at least one; float64, 0-d, on their device.
+
+    Blocks are summed in the gradients' precision, their sums in float64.
 
     A single float32 sum over a matrix is off by 1e-5; converting everything to float64 takes 15 times as long.
     """

@@ -1,0 +1,55 @@
+"""The chunks of the model that this rank holds, without their weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from engines_megatron.architectures import Architecture
+from engines_megatron.layout import Layout
+from engines_megatron.model.chunk import GPTChunk, frequencies
+from engines_megatron.model.spec import decoder_spec, has_transformer_engine
+
+
+def build_chunks(
+    architecture: Architecture,
+    layout: Layout,
+    config: TransformerConfig,
+    *,
+    model_type: str,
+    model_config: dict[str, Any],
+    device: torch.device,
+) -> list[GPTChunk]:
+    """Every chunk of this rank, on `device`, in order of depth; parameters hold what memory held.
+
+    `model_config`: the folder's config.json. All ranks call it, after the groups are made.
+    """
+    inverse, factor = frequencies(model_config, architecture.head_dim)
+    if factor != 1.0:
+        # Megatron's attention reads the factor on cosines and sines from here, as YaRN's 0.1 * ln(scale) + 1
+        config.yarn_rotary_scaling_factor = math.exp(10 * (factor - 1))
+    chunks = []
+    for number in range(layout.virtual_pipeline):
+        vp_stage = number if layout.virtual_pipeline > 1 else None
+        chunk = GPTChunk(
+            model_type=model_type,
+            vocab_size=architecture.vocab_size,
+            config=config,
+            transformer_layer_spec=decoder_spec(
+                config, transformer_engine=device.type == "cuda" and has_transformer_engine(), vp_stage=vp_stage
+            ),
+            max_sequence_length=architecture.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage),
+            parallel_output=True,
+            share_embeddings_and_output_weights=architecture.tied and model_type == "language_model",
+            position_embedding_type="rope",
+            vp_stage=vp_stage,
+        )
+        chunk.rotary_pos_emb.inv_freq = inverse.to(device)
+        chunks.append(chunk.to(device))
+    return chunks
