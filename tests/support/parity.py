@@ -59,7 +59,7 @@ def weights_of(worker: TrainingWorker) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in stream}
 
 
-def assert_metrics_agree(runs: Sequence[Run], reference: Run) -> None:
+def assert_metrics_agree(runs: Sequence[Run], reference: Run, tolerance: float = METRICS) -> None:
     """All ranks report the same, and the reference's, loss, gradient norm and learning rate."""
     for run in runs[1:]:
         assert (run.losses, run.grad_norms, run.lrs) == (runs[0].losses, runs[0].grad_norms, runs[0].lrs)
@@ -67,10 +67,12 @@ def assert_metrics_agree(runs: Sequence[Run], reference: Run) -> None:
     for name in ("losses", "grad_norms"):
         found, expected = getattr(runs[0], name), getattr(reference, name)
         off = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
-        assert max(off) <= METRICS, f"{name} of the steps are off by {off}: {found} instead of {expected}"
+        assert max(off) <= tolerance, f"{name} of the steps are off by {off}: {found} instead of {expected}"
 
 
-def assert_weights_agree(weights: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
+def assert_weights_agree(
+    weights: Mapping[str, Tensor], reference: Mapping[str, Tensor], tolerance: float = WEIGHTS
+) -> None:
     """The same names, shapes and dtypes as the reference's, and nearly the same values."""
     assert {name: (t.shape, t.dtype) for name, t in weights.items()} == {
         name: (t.shape, t.dtype) for name, t in reference.items()
@@ -79,7 +81,7 @@ def assert_weights_agree(weights: Mapping[str, Tensor], reference: Mapping[str, 
         name: ((weights[name] - expected).abs().max() / expected.abs().max()).item()
         for name, expected in reference.items()
     }
-    far = {name: value for name, value in off.items() if not value <= WEIGHTS}
+    far = {name: value for name, value in off.items() if not value <= tolerance}
     assert not far, f"weights are off by {far}"
 
 

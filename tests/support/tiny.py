@@ -45,6 +45,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3"},
     "qwen3_moe": {"model_type": "qwen3_moe", **_MOE, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "qwen3_moe_dense_first": {
+        "model_type": "qwen3_moe",
+        **_MOE,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [0, 1, 2],
+    },
     "mixtral": {"model_type": "mixtral", **_MOE},
     "gpt2": {
         "model_type": "gpt2",

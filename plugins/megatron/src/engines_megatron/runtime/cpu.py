@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -27,6 +28,7 @@ FACTORIES = ("zeros", "ones", "empty", "tensor", "full", "arange")
 def install() -> None:
     """Adapt Megatron-Core in this process. Raises `LaunchError` where it serves CUDA already."""
     kinds.claim("cpu")
+    warnings.filterwarnings("ignore", r"(Transformer Engine and Apex are|Apex is) not installed", module=r"megatron\.core")
     if not any(isinstance(finder, _Adapter) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Adapter())
         _answer_for_cpu_tensors()
@@ -63,6 +65,7 @@ def _is_megatron(name: str) -> bool:
 def _adapt(module: ModuleType) -> None:
     if module.__dict__.get("torch") is torch:
         module.__dict__["torch"] = _view()
+    _undo_compilation(module)
     fix = _FIXES.get(module.__name__.removeprefix(PACKAGE + "."))
     if fix is not None:
         fix(module)
@@ -155,6 +158,16 @@ def _called_by_megatron() -> bool:
 def _without_compiler(jit: ModuleType) -> None:
     """torch.compile on a CPU starts a C++ compiler for each function."""
     jit.disable_jit_fuser()
+
+
+def _undo_compilation(module: ModuleType) -> None:
+    """The same for functions and methods that were wrapped before this process asked for the CPU."""
+    own_classes = (value for value in vars(module).values() if isinstance(value, type))
+    for place in (module, *(cls for cls in own_classes if cls.__module__ == module.__name__)):
+        for name, value in list(vars(place).items()):
+            plain = getattr(value, "_torchdynamo_orig_callable", None)
+            if plain is not None:
+                setattr(place, name, plain)
 
 
 def _random_states(random: ModuleType) -> None:
