@@ -62,7 +62,7 @@ def test_replicas_that_do_not_divide_the_ranks(world: Any, folder: Callable[[str
     for size, replicas in ((1, 2), (2, 4)):
         for kind, message in world(size)(refusal, folder("llama"), {"data_parallel_replicate_size": replicas}):
             assert kind is ConfigError
-            assert f"{replicas} replicas don't divide {size} ranks" in message
+            assert f"{replicas} replicas don't divide {size} processes" in message
 
 
 def test_one_process_needs_no_group_in_float32(folder: Callable[[str], Path]) -> None:

@@ -61,7 +61,7 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "offload": (["engine.offload=true"], ["engine.offload", "offload"]),
     "replicas don't divide": (
         ["engine.data_parallel_replicate_size=2", "launch.nproc=3"],
-        ["data_parallel_replicate_size=2 doesn't divide the 3 data-parallel ranks"],
+        ["data_parallel_replicate_size: 2 replicas don't divide 3 processes", "one of 1, 3"],
     ),
     "no process": (["launch.nproc=0"], ["launch.nproc"]),
     "no time": (["launch.timeout_s=nan"], ["launch.timeout_s"]),

@@ -1,14 +1,19 @@
 """Settings that every engine understands; validated before torch is imported.
 
 Each setting has one home. A field that only some engines can honour names the capability that it needs; a
-value other than its default is refused at configuration where the engine doesn't declare it (`configuring`).
+value other than its default is refused at configuration where the engine doesn't declare it (`configuring`). What
+depends on the model or on the number of processes is refused there too, by `EngineConfig.check`.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from engines.errors import LaunchError
 
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -41,6 +46,11 @@ class ModelConfig(Config):
     """Folder of a Hugging Face model: config.json, safetensors, and a tokenizer where the data needs one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the computation; parameters and reductions stay in float32 under bfloat16."""
+
+    @field_validator("path")
+    @classmethod
+    def _at_home(cls, path: str) -> str:
+        return os.path.expanduser(path)
 
 
 class OptimizerConfig(Config):
@@ -100,7 +110,31 @@ class EngineConfig(Config):
             )
         return self
 
+    def check(self, model: ModelConfig, *, model_type: str, world_size: int) -> None:
+        """Refuse what this engine can't do with these settings for `model` on `world_size` processes.
 
+        Called after the capabilities are checked: by a recipe before any process starts, and by `engines.create` on
+        every rank, before the engine is constructed. A plugin's own class overrides this for what only that engine
+        knows (heads that its tensor parallelism can't divide, an architecture that it can't build), and either
+        calls `super().check` or says itself what this one does. It must be pure and quick, must not import torch,
+        and may read the model's config.json with `engines.model_folder.read_config(model.path)`. `model_type`:
+        "language_model" or "value_model".
+
+        Raises `ConfigError`, `ModelError` or `LaunchError`, with the reason, the remedy, and preferably all faults
+        at once. Here: `LaunchError` if tensor, pipeline and context parallelism don't divide the processes.
+        """
+        sizes = {name: getattr(self, name) for name in REPLICA_SIZES if getattr(self, name) > 1}
+        replica = math.prod(sizes.values())
+        if world_size % replica:
+            product = " * ".join(f"{name}={size}" for name, size in sizes.items())
+            raise LaunchError(
+                f"{world_size} processes can't be divided into replicas of {replica} ({product})",
+                f"Start a multiple of {replica} processes (launch.nproc).",
+            )
+
+
+REPLICA_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+"""The parallel sizes whose product is the number of ranks that hold a replica of the model."""
 PARALLEL_SIZES = (
     "data_parallel_replicate_size",
     "tensor_parallel_size",

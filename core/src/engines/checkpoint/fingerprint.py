@@ -9,7 +9,7 @@ from typing import Any
 import xxhash
 
 from engines.checkpoint.manifest import CheckpointInfo, ModelFingerprint
-from engines.weights.pretrained_folder import read_config
+from engines.model_folder import read_config
 
 IRRELEVANT = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 """Keys of config.json that say nothing about which weights fit."""

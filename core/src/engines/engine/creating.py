@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from engines.configuring import check_capabilities, validate
@@ -33,8 +34,8 @@ def create(
 
     `engine`: the chosen engine's settings; a mapping is validated by the plugin's own config class. Without
     `optimizer` the engine only infers. All ranks call this, after `torch.distributed` is initialised (if the
-    run has several processes). Raises `EngineNotFound`, `BrokenPlugin`, `ConfigError` or `ContractError` before
-    anything heavy happens.
+    run has several processes). Raises `EngineNotFound`, `BrokenPlugin`, `ConfigError`, `ContractError`, or what the
+    engine's own `EngineConfig.check` has to say, before anything heavy happens.
     """
     model = model if isinstance(model, ModelConfig) else validate(ModelConfig, model, where="model")
     if optimizer is not None and not isinstance(optimizer, OptimizerConfig):
@@ -46,6 +47,7 @@ def create(
     config = validate(loaded.config_class, settings, where="engine")
     name = f"{selection.backend} on {selection.device} ({selection.distribution})"
     check_capabilities(config, model, engine=name, capabilities=selection.capabilities, others=registry.engines_with)
+    config.check(model, model_type=model_type, world_size=dist.get_world_size() if dist.is_initialized() else 1)
     _check_schedule(optimizer, total_steps)
     check_engine_class(loaded.engine_class, selection.capabilities, selection.distribution)
     wrappers = tuple(wrappers)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from engines.errors import ModelError
+from engines.model_folder import read_config
 from engines.models import attention
 from engines.models.causal_lm import PackedCausalLM
-from engines.weights import read_config
 
 _REMEDY = (
     "Any decoder-only causal language model built into transformers works whose token mixing is attention alone."

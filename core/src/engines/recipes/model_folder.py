@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.errors import ModelError
+from engines.model_folder import CONFIG, read_config, read_object
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
@@ -30,21 +30,16 @@ class ModelFolder:
         if (self.path / "chat_template.jinja").is_file() or (self.path / "chat_template.json").is_file():
             return True
         config = self.path / "tokenizer_config.json"
-        return config.is_file() and bool(_read_object(config).get("chat_template"))
+        return config.is_file() and bool(read_object(config).get("chat_template"))
 
 
 def inspect_model(folder: Path) -> ModelFolder:
     """Look at a model folder. Raises `ModelError`, naming the file, where it can't be a model that loads."""
-    if not folder.is_dir():
-        raise ModelError(f"model.path: there is no folder {folder}", _similar(folder))
-    config_file = folder / "config.json"
-    if not config_file.is_file():
-        raise ModelError(f"model.path: {folder} holds no config.json, so it is not a Hugging Face model folder")
-    config = _read_object(config_file)
+    config = read_config(folder)
     if not isinstance(config.get("model_type"), str):
-        raise ModelError(f"{config_file} names no model_type, so nobody knows which model it is")
+        raise ModelError(f"{folder / CONFIG} names no model_type, so nobody knows which model it is")
     _check_weights(folder)
-    return ModelFolder(folder, _vocab_size(config, config_file))
+    return ModelFolder(folder, _vocab_size(config, folder / CONFIG))
 
 
 def _vocab_size(config: dict[str, Any], file: Path) -> int:
@@ -60,7 +55,7 @@ def _check_weights(folder: Path) -> None:
     if single.is_file():
         _check_safetensors(single)
     elif index.is_file():
-        homes = _read_object(index).get("weight_map")
+        homes = read_object(index).get("weight_map")
         if not isinstance(homes, dict):
             raise ModelError(f"{index} has no weight_map of tensor names to file names")
         for shard in sorted({str(home) for home in homes.values()}):
@@ -81,21 +76,6 @@ def _check_safetensors(file: Path) -> None:
             pass
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} is truncated, or not a safetensors file: {error}") from None
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ModelError(f"{file} is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ModelError(f"{file} must hold an object, not {type(data).__name__}")
-    return data
-
-
-def _similar(folder: Path) -> str | None:
-    names = sorted(path.name for path in folder.parent.iterdir()) if folder.parent.is_dir() else []
-    return f"{folder.parent} holds {', '.join(names[:8])}." if names else None
 
 
 def _others(folder: Path) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.weights.pretrained_folder import PretrainedFolder, read_config
+from engines.weights.pretrained_folder import PretrainedFolder
 from engines.weights.write_pretrained import write_pretrained
 
-__all__ = ["PretrainedFolder", "read_config", "write_pretrained"]
+__all__ = ["PretrainedFolder", "write_pretrained"]

@@ -1,15 +1,14 @@
-"""A Hugging Face model folder: its config, and its weights sliced on demand."""
+"""A Hugging Face model folder and its weights, sliced on demand."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from engines.errors import ModelError, did_you_mean
+from engines.model_folder import read_config, read_object
 from engines.weights.safetensors_file import Index, SafetensorsFile
 
 WEIGHTS = "model.safetensors"
@@ -65,7 +64,7 @@ class PretrainedFolder:
 
     def _read_index(self) -> dict[str, str]:
         file = self.path / WEIGHTS_INDEX
-        index = _read_json(file)
+        index = read_object(file)
         homes = index.get("weight_map")
         if not isinstance(homes, dict) or not all(isinstance(home, str) for home in homes.values()):
             raise ModelError(f"{file} has no weight_map of tensor names to file names")
@@ -87,26 +86,6 @@ class PretrainedFolder:
         if file not in self._files:
             self._files[file] = SafetensorsFile(self.path / file, error=ModelError)
         return self._files[file]
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """A model folder's config.json. Raises `ModelError` if folder or file is missing, or it isn't JSON."""
-    if not folder.is_dir():
-        raise ModelError(f"model.path: there is no folder {folder}")
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ModelError(f"{folder} holds no config.json, so it is not a Hugging Face model folder")
-    return _read_json(file)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_bytes())
-    except ValueError as cause:
-        raise ModelError(f"{file} is not JSON: {cause}") from cause
-    if not isinstance(data, dict):
-        raise ModelError(f"{file} holds {type(data).__name__}, not an object")
-    return data
 
 
 def _some(names: set[str], most: int = 3) -> str:

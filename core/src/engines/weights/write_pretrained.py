@@ -14,8 +14,9 @@ from torch.distributed import ProcessGroup
 
 from engines.agreement import Peers
 from engines.errors import ModelError
+from engines.model_folder import read_config
 from engines.weights.durable import leftovers, local_folder, publish, temporary_name, write_chunks
-from engines.weights.pretrained_folder import WEIGHTS, WEIGHTS_INDEX, read_config
+from engines.weights.pretrained_folder import WEIGHTS, WEIGHTS_INDEX
 from engines.weights.safetensors_file import write_safetensors
 
 MAX_SHARD_BYTES = 10**9

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from engines.contract import Ranks
-from engines.errors import ConfigError
 
 _numbers = count()
 
@@ -17,17 +16,11 @@ _numbers = count()
 def build_mesh(device: torch.device, replicate_size: int) -> DeviceMesh | None:
     """A mesh over all ranks: (shard,), or (replicate, shard) for several replicas; None without process group.
 
-    All ranks call it. Raises `ConfigError` where the replicas don't divide the ranks.
+    All ranks call it. `FSDP2Config.check` has seen to it that the replicas divide the ranks.
     """
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
-    if world_size % replicate_size:
-        divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
-        raise ConfigError(
-            f"engine.data_parallel_replicate_size: {replicate_size} replicas don't divide {world_size} ranks",
-            f"use one of {', '.join(map(str, divisors))}, or another number of processes",
-        )
     if not dist.is_initialized():
         return None
+    world_size = dist.get_world_size()
     # DTensor caches layouts by meshes that compare equal, names included; a mesh made anew for each engine must
     # not equal that of another, or tensors of one engine would run on the groups that the other destroyed.
     number = next(_numbers)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.availability import can_be_imported
-from engines.config import EngineConfig
 from engines.devices import DeviceSpec
 from engines.errors import CheckpointError, DataError, LaunchError, ModelError
 from engines.recipes.data import Limits, scan
@@ -17,6 +16,7 @@ from engines.recipes.model_folder import ModelFolder, inspect_model
 from engines.recipes.output.folder import OutputFolder, checkpoint_settings
 from engines.recipes.output.loggers import check_installed
 from engines.recipes.sft.config import DataConfig, SFTRecipe, TrainerConfig
+from engines.recipes.sft.loading import MODEL_TYPE
 from engines.selection import Selection
 
 
@@ -30,7 +30,6 @@ class Checked:
 
 def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
     """Look at everything that the recipe names. Raises `EnginesError` for the first thing that can't work."""
-    _check_ranks(recipe.engine, num_ranks)
     _check_devices(selection.device_spec, num_ranks)
     check_installed(recipe.trainer.loggers)
     folder = OutputFolder(output_dir(recipe))
@@ -38,6 +37,7 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
     if recipe.trainer.export:
         folder.check_export()
     model = inspect_model(model_dir(recipe))
+    recipe.engine.check(recipe.model, model_type=MODEL_TYPE, world_size=num_ranks)
     limits = data_limits(recipe, model.vocab_size)
     num_samples = _check_data(recipe.data.train, model, limits)
     if recipe.data.eval is not None:
@@ -74,7 +74,7 @@ def check_resumable(recipe: SFTRecipe, selection: Selection, checkpoint: Path | 
 
 def model_dir(recipe: SFTRecipe) -> Path:
     """The folder of the model to start from."""
-    return Path(recipe.model.path).expanduser()
+    return Path(recipe.model.path)
 
 
 def output_dir(recipe: SFTRecipe) -> Path:
@@ -115,28 +115,6 @@ def _check_data(file: str, model: ModelFolder, limits: Limits) -> int:
             "Use the tokenizer of an instruction-tuned model, or give the data as prompt and response.",
         )
     return summary.num_samples
-
-
-def _check_ranks(engine: EngineConfig, num_ranks: int) -> None:
-    """Sizes that don't divide the processes; what only one engine minds is that engine's to say."""
-    inner = {
-        name: getattr(engine, name)
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-        if getattr(engine, name) > 1
-    }
-    replica = math.prod(inner.values())
-    sizes = " * ".join(f"{name}={size}" for name, size in inner.items())
-    if num_ranks % replica:
-        raise LaunchError(
-            f"{num_ranks} processes can't be divided into replicas of {replica} ({sizes})",
-            f"launch.nproc must be a multiple of {replica}.",
-        )
-    shards, copies = num_ranks // replica, engine.data_parallel_replicate_size
-    if shards % copies:
-        raise LaunchError(
-            f"engine.data_parallel_replicate_size={copies} doesn't divide the {shards} data-parallel ranks",
-            f"launch.nproc must be a multiple of {copies * replica}.",
-        )
 
 
 def _check_devices(device: DeviceSpec, num_ranks: int) -> None:

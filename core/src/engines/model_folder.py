@@ -1,0 +1,43 @@
+"""The config.json of a Hugging Face model folder, read without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engines.errors import ModelError
+
+CONFIG = "config.json"
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """A model folder's config.json. Raises `ModelError` if folder or file is missing, or it isn't a JSON object."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"model.path: there is no folder {folder}", _neighbours(folder))
+    file = folder / CONFIG
+    if not file.is_file():
+        raise ModelError(f"model.path: {folder} holds no {CONFIG}, so it is not a Hugging Face model folder")
+    return read_object(file)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON file of a model folder that must hold an object. Raises `ModelError` if it doesn't."""
+    return parse_object(file.read_bytes(), file)
+
+
+def parse_object(contents: bytes, file: Path) -> dict[str, Any]:
+    """The JSON object that `file` held when its `contents` were read. Raises `ModelError` if it isn't one."""
+    try:
+        data = json.loads(contents)
+    except ValueError as cause:
+        raise ModelError(f"{file} is not JSON: {cause}") from cause
+    if not isinstance(data, dict):
+        raise ModelError(f"{file} holds {type(data).__name__}, not an object")
+    return data
+
+
+def _neighbours(folder: Path) -> str | None:
+    names = sorted(path.name for path in folder.parent.iterdir()) if folder.parent.is_dir() else []
+    return f"{folder.parent} holds {', '.join(names[:8])}." if names else None
