@@ -68,6 +68,7 @@ class Optimizer:
     ) -> None:
         """All ranks call it. Raises `ConfigError` for a decaying schedule without `total_steps`."""
         self.schedule = Schedule(config, total_steps)
+        self.distributed = distributed
         self._config = config
         made = get_megatron_optimizer(
             _megatron_config(config, distributed, dtype),

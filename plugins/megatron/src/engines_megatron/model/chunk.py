@@ -24,9 +24,9 @@ PROVIDES = {"language_model": frozenset({"log_probs", "entropy"}), "value_model"
 class GPTChunk(GPTModel):  # type: ignore[misc]
     """Megatron's GPT without logits: `forward` gives hidden states, `outputs` what the head makes of them."""
 
-    def __init__(self, *, model_type: str, vocab_size: int, **kwargs: Any) -> None:
-        """`vocab_size`: rows of the embedding that are tokens; those behind them only fill up the last rank."""
-        super().__init__(**kwargs)
+    def __init__(self, *, model_type: str, vocab_size: int, padded_vocab_size: int, **kwargs: Any) -> None:
+        """`vocab_size`: rows of the embedding that are tokens; those behind them only fill up the last ranks."""
+        super().__init__(vocab_size=padded_vocab_size, **kwargs)
         self._vocab_size = vocab_size
         if model_type == "value_model" and self.post_process:
             del self.output_layer
@@ -57,7 +57,9 @@ class GPTChunk(GPTModel):  # type: ignore[misc]
         """The hidden states themselves: logits over a large vocabulary are never made in one piece."""
         return hidden_states
 
-    def outputs(self, hidden: Tensor, rows: Rows, needs: frozenset[str], targets_only: bool, equal: bool) -> TokenOutputs:
+    def outputs(
+        self, hidden: Tensor, rows: Rows, needs: frozenset[str], targets_only: bool, equal: bool
+    ) -> TokenOutputs:
         """Token outputs in packed order, on every rank of the last stage.
 
         `needs`: which; `targets_only`: leave 0 where `loss_mask` isn't set; `equal`: every target's log-probability
@@ -103,15 +105,13 @@ class GPTChunk(GPTModel):  # type: ignore[misc]
         return log_probs, entropy
 
     def _head(self) -> tuple[Tensor, VocabularyShard | None]:
-        """This rank's rows of the head that are tokens."""
+        """This rank's rows of the head, and which tokens they are."""
         tied = self.share_embeddings_and_output_weights
         weight: Tensor = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         group = parallel_state.get_tensor_model_parallel_group()
         if group.size() == 1:
             return weight[: self._vocab_size], None
-        start = group.rank() * len(weight)
-        valid = min(len(weight), max(0, self._vocab_size - start))
-        return weight[:valid], VocabularyShard(group, start)
+        return weight, VocabularyShard(group, group.rank() * len(weight), self._vocab_size)
 
     def routers(self) -> list[Any]:
         """This chunk's routers in order of their layers; found by walking the chunk itself."""

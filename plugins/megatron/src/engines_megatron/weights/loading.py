@@ -1,0 +1,47 @@
+"""Weights of a folder or a checkpoint into this rank's chunks: each rank reads its own blocks, none a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engines.weights import PretrainedFolder
+from engines_megatron.architectures import Architecture
+from engines_megatron.model.chunk import GPTChunk
+from engines_megatron.weights.names import SCORE
+from engines_megatron.weights.pieces import find_pieces, padding
+from engines_megatron.weights.source import Source
+
+
+@torch.no_grad()
+def load_pretrained(
+    chunks: Sequence[GPTChunk], architecture: Architecture, path: str | Path, model_type: str
+) -> None:
+    """Fill `chunks` from `path`; rows that fill up the vocabulary become zero. All ranks, in `initialize`.
+
+    A value model that is loaded from a language model gets a new head, the same on every rank and at every layout.
+    Raises `ModelError`, on all ranks, for weights that are missing, unexpected or of another shape.
+    """
+    reader = PretrainedFolder(path)
+    try:
+        source = Source(reader, architecture, model_type)
+        pieces = find_pieces(chunks, architecture)
+        for piece in pieces:
+            if piece.name in source:
+                piece.view.copy_(source.read(piece.name, piece.offset, piece.view.shape))
+            else:
+                assert piece.name == SCORE, piece.name
+                piece.view.copy_(new_head(architecture))
+        for rows in padding(chunks, pieces):
+            rows.zero_()
+    finally:
+        reader.close()
+
+
+def new_head(architecture: Architecture) -> Tensor:
+    """The head `[1, H]` of a value model that has never been trained: normal, from the process's first seed."""
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    return torch.empty(1, architecture.hidden_size).normal_(0.0, architecture.initializer_range, generator=generator)
