@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fake_plugins import Venv, make_venv, manifest, plugin
+from support.fake_plugins import Venv, library, make_venv, manifest, plugin
 
 PREPARED = """
 import os, sys
@@ -67,10 +67,11 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Venv:
             plugin("lonely", manifest("fake_lonely", "lonely", device='["chpi"]')),
             plugin(
                 "needy",
-                manifest("fake_needy", "needy", needs='["absent_library.core"]'),
-                requires=("absent-library>=2", 'other; extra == "more"'),
+                manifest("fake_needy", "needy", needs='["hollow_library.core"]'),
+                requires=("hollow-library>=2", 'other; extra == "more"'),
                 extras=("more",),
             ),
+            library("hollow-library", "2.1"),
             plugin(
                 "extra",
                 manifest("fake_extra", "extra", needs='["absent_library.core"]'),
@@ -250,16 +251,17 @@ sys.modules['torch'] = SimpleNamespace(chip=SimpleNamespace(is_available=lambda:
 
 
 class TestNeeds:
-    def test_what_the_distribution_requires_is_the_remedy(self, venv: Venv) -> None:
-        said = python(venv, "print(refusal(registry.resolve, 'language_model', 'needy'))")
-        assert 'needs absent_library.core, not installed; pip install "absent-library>=2"' in said
-
     def test_an_extra_is_the_remedy(self, venv: Venv) -> None:
         said = python(venv, "print(refusal(registry.resolve, 'language_model', 'extra'))")
-        assert 'pip install "engines-extra[more]"' in said
+        assert 'needs absent_library.core, not installed; pip install "engines-extra[more]"' in said
+
+    def test_what_is_installed_without_its_files_is_installed_anew(self, venv: Venv) -> None:
+        said = python(venv, "print(refusal(registry.resolve, 'language_model', 'needy'))")
+        remedy = 'pip install --force-reinstall --no-deps "hollow-library>=2"'
+        assert f"needs hollow_library.core, not installed; {remedy}" in said
 
     def test_an_empty_folder_does_not_satisfy_it(self, venv: Venv) -> None:
-        (venv.folder / "paths" / "absent_library" / "core").mkdir(parents=True, exist_ok=True)
+        (venv.folder / "paths" / "hollow_library" / "core").mkdir(parents=True, exist_ok=True)
         code = "print(refusal(registry.resolve, 'language_model', 'needy'))"
         assert "not installed" in python(venv, code, PYTHONPATH=str(venv.folder / "paths"))
 

@@ -35,7 +35,7 @@ def manifest(package: str, backend: str, *, head: str = "", tail: str = "", **ke
 
 @dataclass(frozen=True)
 class FakePlugin:
-    """A distribution to be built: its name, the entry point that it declares, and its files."""
+    """A distribution to be built: its name, the entry point that it declares (none if it is empty), and its files."""
 
     distribution: str
     entry_point: str
@@ -60,8 +60,9 @@ class FakePlugin:
             f"{self.dist_info}/WHEEL": (
                 f"Wheel-Version: 1.0\nGenerator: {self.generator}\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
             ),
-            f"{self.dist_info}/entry_points.txt": f"[engines]\n{self.entry_point} = {self.value}\n",
         }
+        if self.entry_point:
+            contents[f"{self.dist_info}/entry_points.txt"] = f"[engines]\n{self.entry_point} = {self.value}\n"
         record = f"{self.dist_info}/RECORD"
         contents[record] = "".join(f"{name},,\n" for name in [*contents, record])
         path = folder / f"{self.distribution.replace('-', '_')}-{self.version}-py3-none-any.whl"
@@ -86,6 +87,11 @@ def plugin(name: str, text: str | bytes | None = None, *, code: str = ENGINE, **
     return FakePlugin(**values)  # type: ignore[arg-type]
 
 
+def library(name: str, version: str = "1.0", requires: tuple[str, ...] = (), **fields: object) -> FakePlugin:
+    """A distribution without engines, for others to require."""
+    return FakePlugin(name, "", "", version=version, requires=requires, **fields)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Venv:
     """A venv that holds core, what core requires, and nothing else but what is installed into it."""
@@ -108,6 +114,11 @@ class Venv:
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
         options = ["--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check"]
         subprocess.run([*pip, *options, *paths], check=True)
+
+    def unpack(self, plugins: Iterable[FakePlugin]) -> None:
+        """Put their files where pip would, and ask nothing: pip refuses metadata that it cannot read."""
+        for one in plugins:
+            zipfile.ZipFile(one.build(self.folder)).extractall(self.site)
 
     def engines(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run the command `engines` as its script would, in a folder that holds nothing."""

@@ -1,18 +1,15 @@
-"""Whether an engine could be loaded here: its device, its needs, and what has already been imported."""
+"""Whether an engine could be loaded here: its device, its requirements, and what has already been imported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from engines.devices import DeviceSpec, presence
 from engines.discovery import find_module, is_namespace
-from engines.errors import did_you_mean
+from engines.errors import ContractError, did_you_mean
 from engines.process import imported_too_early
+from engines.requirements import install, install_module, unmet
 from engines.selection import AVAILABLE, Availability, Candidate
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 
 def availability(candidate: Candidate, devices: Mapping[str, DeviceSpec]) -> Availability:
@@ -27,11 +24,13 @@ def availability(candidate: Candidate, devices: Mapping[str, DeviceSpec]) -> Ava
     found = presence(spec)
     if not found.present:
         return Availability("unavailable", found.how, "run it on a machine that has one")
+    required = _requirements_met(candidate.distribution)
+    if not required.available:
+        return required
     for module in candidate.needs:
         if not can_be_imported(module):
-            return Availability(
-                "unavailable", f"needs {module}, not installed", _install(module, candidate.distribution)
-            )
+            remedy = install_module(module, candidate.distribution)
+            return Availability("unavailable", f"needs {module}, not installed", remedy)
     early = imported_too_early(candidate.before, candidate.prepare)
     if early is not None:
         return Availability("unavailable", early, "load this engine first, in a fresh process")
@@ -44,38 +43,16 @@ def can_be_imported(module: str) -> bool:
     return spec is not None and not is_namespace(spec)
 
 
-def _install(module: str, distribution: str) -> str:
-    """The command that brings a module, read from what the plugin's distribution requires."""
-    from importlib_metadata import PackageNotFoundError, metadata
-    from packaging.utils import canonicalize_name
-
-    names = {canonicalize_name(module), canonicalize_name(module.partition(".")[0])}
+def _requirements_met(distribution: str) -> Availability:
+    """Whether what the plugin's distribution requires is installed, in the versions that it asks for."""
     try:
-        extras = metadata(distribution).get_all("Provides-Extra") or []
-    except PackageNotFoundError:  # registered in this process
-        return f"install the package that brings {module}"
-    for requirement in _requirements(distribution, ""):
-        if canonicalize_name(requirement.name) in names:
-            return f'pip install "{requirement.name}{requirement.specifier}"'
-    for extra in extras:
-        if any(canonicalize_name(requirement.name) in names for requirement in _requirements(distribution, extra)):
-            return f'pip install "{distribution}[{extra}]"'
-    return f"install the package that brings {module}"
-
-
-def _requirements(distribution: str, extra: str) -> Iterator[Requirement]:
-    """What a distribution requires with an extra, and what the extras that it asks others for require."""
-    from importlib_metadata import PackageNotFoundError, requires
-    from packaging.requirements import Requirement
-
-    try:
-        texts = requires(distribution) or []
-    except PackageNotFoundError:  # itself not installed
-        return
-    for text in texts:
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
-            continue
-        yield requirement
-        for asked in requirement.extras:
-            yield from _requirements(requirement.name, asked)
+        missing = unmet(distribution)
+    except ContractError as error:
+        return Availability("broken", error.message, error.remedy or "")
+    if not missing:
+        return AVAILABLE
+    return Availability(
+        "unavailable",
+        f"needs {', and '.join(map(str, missing))}",
+        install(one.requirement for one in missing),
+    )

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from engines.availability import availability
 from engines.devices import BUILT_IN, DeviceSpec
 from engines.discovery import Broken, Discovery, Plugin, discover
+from engines.discovery.metadata import installed
 from engines.errors import ConfigError, did_you_mean
 from engines.manifest import EngineEntry, describe_faults
 from engines.process import Prepare
@@ -102,24 +103,16 @@ class Registry:
         return self._installed + tuple(one for added in self._registrations for one in added.candidates)
 
     def availability(self, candidate: Candidate) -> Availability:
-        """Whether a candidate can be loaded here, and if not, why. In an undecided tie it is broken."""
+        """Whether a candidate can be loaded here, and if not, why.
+
+        It is broken in an undecided tie, and where its distribution's requirements cannot be read.
+        """
         if candidate.plugin in self.denied():
             return Availability("unavailable", DENIED, f"take {candidate.plugin} out of {DENY_VARIABLE}")
         rivals = self._rivals(candidate)
         if rivals:
             return Availability("broken", _undecided(rivals), _decide(candidate))
         return availability(candidate, self.devices())
-
-    def conflicts(self) -> tuple[Broken, ...]:
-        """Installed plugins that claim the same engine with equal priority, so that its word alone means nobody."""
-        found: dict[tuple[str, str], Broken] = {}
-        for one in self._installed:
-            if rivals := self._rivals(one):
-                broken = Broken(
-                    one.distribution, one.version, one.plugin, one.manifest, _undecided(rivals), _decide(one)
-                )
-                found.setdefault((one.plugin, one.backend), broken)
-        return tuple(found.values())
 
     def broken(self) -> tuple[Broken, ...]:
         """Installed plugins that cannot be used, save those that are denied."""
@@ -182,6 +175,7 @@ class Registry:
     def refresh(self) -> None:
         """Look again: something was installed or removed since this process started."""
         importlib.invalidate_caches()
+        installed.cache_clear()
         self._discovery = None
 
     def _found(self) -> Discovery:

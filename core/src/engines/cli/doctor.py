@@ -11,6 +11,10 @@ import click
 from engines.devices import Presence, presence
 from engines.errors import BrokenPlugin, EnginesError
 from engines.registry import Candidate, registry
+from engines.selection import Availability
+
+States = dict[Candidate, Availability]
+"""Engines on devices, and whether they can be loaded here."""
 
 
 @click.command
@@ -21,26 +25,41 @@ def doctor(load_all: bool, as_json: bool) -> int:
 
     An engine whose device or requirements are missing here is unavailable, not broken.
     """
-    broken = [one.error() for one in (*registry.broken(), *registry.conflicts())]
-    loaded, unloadable = _load_all() if load_all else ([], [])
-    broken += unloadable
     devices = {spec.name: presence(spec) for spec in registry.devices().values()}
+    states = {one: registry.availability(one) for one in registry.candidates()}
+    broken = [one.error() for one in registry.broken()] + _broken_here(states)
+    loaded, unloadable = _load_all(states) if load_all else ([], [])
+    broken += unloadable
+    absent = {name for name, found in devices.items() if not found.present}
+    hindered = {
+        one: state for one, state in states.items() if state.status == "unavailable" and one.device not in absent
+    }
     if as_json:
-        click.echo(json.dumps(_report(devices, loaded, broken), indent=2))
+        click.echo(json.dumps(_report(devices, hindered, loaded, broken), indent=2))
     else:
-        _print(devices, loaded, broken)
+        _print(devices, hindered, loaded, broken)
     return 1 if broken else 0
 
 
-def _load_all() -> tuple[list[Candidate], list[BrokenPlugin]]:
+def _broken_here(states: States) -> list[BrokenPlugin]:
+    """Engines whose manifests can be read, but not their requirements, or which two plugins claim alike."""
+    found: dict[tuple[str, str, str], BrokenPlugin] = {}
+    for one, state in states.items():
+        if state.status == "broken":
+            error = BrokenPlugin(one.distribution, one.plugin, one.manifest, state.reason, state.remedy)
+            found.setdefault((one.plugin, one.backend, state.reason), error)
+    return list(found.values())
+
+
+def _load_all(states: States) -> tuple[list[Candidate], list[BrokenPlugin]]:
     """Load each distinct engine that is available; what users must mend elsewhere counts as broken here."""
     from engines.cli.probe import load_error
 
     loaded, broken = [], []
     seen: set[tuple[Any, ...]] = set()
-    for one in registry.candidates():
+    for one, state in states.items():
         key = (one.distribution, one.engine, one.config, one.prepare)
-        if key in seen or not registry.availability(one).available:
+        if key in seen or not state.available:
             continue
         seen.add(key)
         error = load_error(one, registry)
@@ -57,7 +76,9 @@ def _as_broken(one: Candidate, error: EnginesError) -> BrokenPlugin:
     return BrokenPlugin(one.distribution, one.plugin, one.manifest, error.message, error.remedy or "see above")
 
 
-def _print(devices: dict[str, Presence], loaded: list[Candidate], broken: list[BrokenPlugin]) -> None:
+def _print(
+    devices: dict[str, Presence], hindered: States, loaded: list[Candidate], broken: list[BrokenPlugin]
+) -> None:
     click.echo(f"engines-core {_core_version()}, Python {platform.python_version()}")
     for name, found in devices.items():
         looked_for = f" ({', '.join(found.looked_for)})" if found.looked_for else ""
@@ -65,6 +86,9 @@ def _print(devices: dict[str, Presence], loaded: list[Candidate], broken: list[B
     owners = {(one.plugin, f"{one.distribution} {one.version}"): one.manifest for one in registry.candidates()}
     for (id, owner), manifest in owners.items():
         click.echo(f"  plugin  {id:<8} {owner}  {manifest}")
+        for one, state in hindered.items():
+            if one.plugin == id:
+                click.echo(f"          {one.backend} on {one.device}: {state.reason}; {state.remedy}")
     for one in loaded:
         click.echo(f"  loaded  {one.backend:<8} {one.engine}")
     for error in broken:
@@ -72,7 +96,9 @@ def _print(devices: dict[str, Presence], loaded: list[Candidate], broken: list[B
     click.echo(f"{len(broken)} broken." if broken else "Nothing is broken.")
 
 
-def _report(devices: dict[str, Presence], loaded: list[Candidate], broken: list[BrokenPlugin]) -> dict[str, Any]:
+def _report(
+    devices: dict[str, Presence], hindered: States, loaded: list[Candidate], broken: list[BrokenPlugin]
+) -> dict[str, Any]:
     keys = ("distribution", "entry_point", "file", "cause", "remedy")
     return {
         "ok": not broken,
@@ -83,6 +109,10 @@ def _report(devices: dict[str, Presence], loaded: list[Candidate], broken: list[
             for name, found in devices.items()
         ],
         "plugins": sorted({one.plugin for one in registry.candidates()}),
+        "unavailable": [
+            {"backend": one.backend, "device": one.device, "reason": state.reason, "remedy": state.remedy}
+            for one, state in hindered.items()
+        ],
         "loaded": [{"backend": one.backend, "engine": one.engine} for one in loaded],
         "broken": [{key: getattr(error, key) for key in keys} for error in broken],
     }

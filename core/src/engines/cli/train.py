@@ -40,18 +40,12 @@ def train(recipe: tuple[str, ...]) -> int:
 
 def _check_packages() -> None:
     """Raise `ConfigError` where core was installed without what training needs."""
-    import importlib_metadata
-    from packaging.requirements import Requirement
-
     from engines.errors import ConfigError
+    from engines.requirements import unmet
 
-    missing = []
-    for requirement in map(Requirement, importlib_metadata.requires("engines-core") or ()):
-        asked = requirement.marker is None or requirement.marker.evaluate({"extra": "train"})
-        if asked and not any(importlib_metadata.distributions(name=requirement.name)):
-            missing.append(requirement.name)
+    missing = unmet("engines-core", "train")
     if missing:
         raise ConfigError(
-            f"training needs packages that are not installed: {', '.join(sorted(missing))}",
+            f"training needs {', and '.join(map(str, missing))}",
             "pip install 'engines-core[train]'; the distribution of any engine brings them too",
         )

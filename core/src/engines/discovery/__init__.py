@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engines.devices import DeviceSpec
-from engines.discovery.metadata import Installed, installed_versions
+from engines.discovery.metadata import Installed, current, installed_versions
 from engines.discovery.modules import find_module, is_namespace
 from engines.discovery.plugin import Broken, Plugin, read_plugin
 
@@ -30,10 +30,10 @@ def discover() -> Discovery:
     """Read the metadata and manifests of all installed distributions that declare engines."""
     read: list[Plugin | Broken] = []
     for versions in installed_versions().values():
-        current, stale = _current(versions)
+        counts, stale = _current(versions)
         read.extend(stale)
-        if current is not None:
-            read.extend(read_plugin(current, id, value) for id, value in current.declared.items())
+        if counts is not None:
+            read.extend(read_plugin(counts, id, value) for id, value in counts.declared.items())
     read = _distinct_ids(read)
     read = _agreed_devices(read)
     plugins = sorted((one for one in read if isinstance(one, Plugin)), key=lambda one: (one.id, one.distribution))
@@ -46,42 +46,39 @@ def discover() -> Discovery:
 def _current(versions: list[Installed]) -> tuple[Installed | None, list[Broken]]:
     """Which of several metadata folders of one distribution counts, and what the others break.
 
-    As for an import, the first on the path wins. Two in one folder are the remains of an interrupted upgrade, of
-    which nobody can say which code lies there. An `.egg-info` is what old or editable builds leave in the sources:
-    beside a `.dist-info` it counts for nothing, and is reported if it says something else.
+    Two that count equally break the plugin. An `.egg-info` that does not count is reported if it declares another.
     """
-    dist_infos = [found for found in versions if not found.is_egg_info]
-    egg_infos = [found for found in versions if found.is_egg_info]
-    current = (dist_infos or egg_infos)[0]
-    rivals = [found for found in dist_infos if found.parent == current.parent]
+    rivals = current(versions)
+    counts = rivals[0]
     if len(rivals) > 1:
         folders = ", ".join(os.path.basename(found.folder) for found in rivals)
         ids = {id: found for found in reversed(rivals) for id in found.declared}
         return None, [
             Broken(
-                current.name,
+                counts.name,
                 found.version,
                 id,
                 found.folder,
-                f"stale metadata: {len(rivals)} installations of {current.name} in one place ({folders})",
-                f"delete all but the true one, then pip install --force-reinstall --no-deps {current.name}",
+                f"stale metadata: {len(rivals)} installations of {counts.name} in one place ({folders})",
+                f"delete all but the true one, then pip install --force-reinstall --no-deps {counts.name}",
             )
             for id, found in ids.items()
         ]
     leftovers = [
         Broken(
-            current.name,
+            counts.name,
             found.version,
             id,
             found.folder,
-            f"stale metadata: a leftover of a build declares it, {os.path.basename(current.folder)} does not",
+            f"stale metadata: a leftover of a build declares it, {os.path.basename(counts.folder)} does not",
             "delete that folder",
         )
-        for found in (egg_infos if dist_infos else ())
+        for found in versions
+        if found.is_egg_info and not counts.is_egg_info
         for id, value in found.declared.items()
-        if current.declared.get(id) != value
+        if counts.declared.get(id) != value
     ]
-    return current, leftovers
+    return counts, leftovers
 
 
 def _distinct_ids(read: Iterable[Plugin | Broken]) -> list[Plugin | Broken]:

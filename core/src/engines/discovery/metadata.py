@@ -6,14 +6,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from urllib.parse import unquote, urlparse
 
 import importlib_metadata
 
 GROUP = "engines"
+_HEADER = re.compile(r"^(Name|Version|Requires-Dist|Provides-Extra):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,24 +39,38 @@ class Installed:
         return self.folder.endswith(".egg-info")
 
     @cached_property
-    def _metadata(self) -> Mapping[str, str]:
-        """The headers of METADATA or PKG-INFO; empty where an interrupted installation left none.
+    def _headers(self) -> list[tuple[str, str]]:
+        """Headers of METADATA or PKG-INFO that are of use here; none where an interrupted installation left no file.
 
-        Name and Version are single lines, so that the email package need not be imported for them.
+        All of them are single lines, so that the email package need not be imported for them.
         """
         text = self.dist.read_text("METADATA") or self.dist.read_text("PKG-INFO") or ""
-        headers = text.partition("\n\n")[0].splitlines()
-        return {key: value.strip() for key, _, value in (line.partition(":") for line in headers)}
+        return _HEADER.findall(text.replace("\r\n", "\n").partition("\n\n")[0])
+
+    def _header(self, key: str) -> str:
+        return next((value for found, value in self._headers if found == key), "")
 
     @cached_property
     def name(self) -> str:
         """The distribution's name; the folder's where the metadata has none."""
-        return self._metadata.get("Name") or os.path.basename(self.folder).split("-")[0].replace("_", "-")
+        return self._header("Name") or os.path.basename(self.folder).split("-")[0].replace("_", "-")
 
     @property
     def version(self) -> str:
         """The version, or an empty string where the metadata has none."""
-        return self._metadata.get("Version", "")
+        return self._header("Version")
+
+    @property
+    def requires(self) -> list[str]:
+        """What it requires, each requirement as it was written."""
+        if self.is_egg_info:  # which may keep them in a file of their own
+            return list(self.dist.requires or ())
+        return [value for key, value in self._headers if key == "Requires-Dist"]
+
+    @property
+    def extras(self) -> list[str]:
+        """The extras that it provides."""
+        return [value for key, value in self._headers if key == "Provides-Extra"]
 
     @cached_property
     def key(self) -> str:
@@ -97,6 +112,28 @@ class Installed:
             if key == "Generator":
                 return value.strip()
         return ""
+
+
+def current(versions: Sequence[Installed]) -> list[Installed]:
+    """Which of the metadata folders of one distribution, in the path's order, say what an import would find.
+
+    As for an import, the first on the path wins. An `.egg-info` is what old or editable builds leave in the sources:
+    beside a `.dist-info` it counts for nothing. More than one are the remains of an interrupted upgrade, of which
+    nobody can say which code lies there.
+    """
+    dist_infos = [found for found in versions if not found.is_egg_info]
+    if not dist_infos:
+        return list(versions[:1])
+    return [found for found in dist_infos if found.parent == dist_infos[0].parent]
+
+
+@cache
+def installed(name: str) -> list[Installed]:
+    """The metadata folders that count of the distribution `name`: one, or none where it is not installed.
+
+    Remembered, since every plugin asks for the same; `installed.cache_clear()` looks again.
+    """
+    return current([Installed(dist) for dist in importlib_metadata.Distribution.discover(name=name)])
 
 
 def installed_versions() -> dict[str, list[Installed]]:
