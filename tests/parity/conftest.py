@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,17 +17,21 @@ from support.tiny import tiny_folder
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`folder(family)`: a tiny model, saved."""
-    return cache(lambda family: tiny_folder(tmp_path_factory.mktemp(family), family))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`folder(family, **overrides)`: a tiny model, saved."""
+    return cache(lambda family, **overrides: tiny_folder(tmp_path_factory.mktemp(family), family, **overrides))
 
 
 @pytest.fixture(scope="session")
-def reference_run(folder: Callable[[str], Path]) -> Callable[..., Run]:
-    """`reference_run(family, size, **settings)`: the reference on three mini-batches of `size` samples."""
+def reference_run(folder: Callable[..., Path]) -> Callable[..., Run]:
+    """`reference_run(family, size, **settings)`: the reference on three mini-batches of `size` samples.
+
+    `num_hidden_layers` is the model's; other settings are the optimizer's.
+    """
 
     @cache
-    def run(family: str, size: int, **settings: float) -> Run:
-        return reference.train(folder(family), mini_batches(size), **{**OPTIMIZER, **settings})
+    def run(family: str, size: int, **settings: Any) -> Run:
+        depth = {name: settings.pop(name) for name in ("num_hidden_layers",) if name in settings}
+        return reference.train(folder(family, **depth), mini_batches(size), **{**OPTIMIZER, **settings})
 
     return run

@@ -27,7 +27,7 @@ from engines.contract import (
     ShardReader,
     StepResult,
 )
-from engines.weights import read_config
+from engines.model_folder import read_config
 from engines_megatron import groups
 from engines_megatron.architectures import read_architecture
 from engines_megatron.config import MegatronConfig

@@ -1,0 +1,104 @@
+"""Megatron at every layout trains the model that plain transformers and PyTorch train."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.worker import TrainingWorker
+from support.megatron import DENSE, FAMILIES, LAYERS, LAYOUTS, MIXTURES, fits, settings
+from support.parity import assert_metrics_agree, assert_weights_agree, train_with_worker
+from support.samples import mini_batches
+
+METRICS, WEIGHTS = 5e-6, 3e-5
+TIME_LIMIT = 90.0
+"""Seconds for a case: what Megatron runs wrongly may abort its processes, or hang them."""
+
+BATCHING = {
+    "whole": {},
+    "micro 1": {"micro_batch_size": 1},
+    "budget": {"max_tokens_per_micro_batch": 128},
+}
+PER_FAMILY = 6
+"""Layouts that `make test` runs of each model."""
+
+
+def _sample() -> set[tuple[str, str]]:
+    """Six layouts a model, another six for the next; every layout with two models at least."""
+    chosen = set()
+    for number, family in enumerate(FAMILIES):
+        layouts = [layout for layout in LAYOUTS if fits(family, layout)]
+        chosen |= {(family, layouts[(number * 5 + place * 2) % len(layouts)]) for place in range(PER_FAMILY)}
+        short = PER_FAMILY - len({layout for one, layout in chosen if one == family})
+        rest = [layout for layout in layouts if (family, layout) not in chosen]
+        chosen |= {(family, layout) for layout in rest[:short]}
+    for layout in LAYOUTS:
+        able = [family for family in FAMILIES if fits(family, layout)]
+        having = [family for family in able if (family, layout) in chosen]
+        chosen |= {(family, layout) for family in able if family not in having and len(having) < 2}
+    return chosen
+
+
+SAMPLE = _sample()
+
+
+def test_the_sample_is_fair():
+    for family in FAMILIES:
+        assert sum(one == family for one, _ in SAMPLE) >= PER_FAMILY
+    for layout in LAYOUTS:
+        assert sum(one == layout for _, one in SAMPLE) >= 2
+
+
+def _cases():
+    for number, (family, layout) in enumerate((f, one) for f in FAMILIES for one in LAYOUTS if fits(f, one)):
+        for place, batching in enumerate(BATCHING):
+            often = (family, layout) in SAMPLE and number % len(BATCHING) == place
+            marks = () if often else pytest.mark.more
+            yield pytest.param(family, layout, batching, marks=marks, id=f"{family}, {layout}, {batching}")
+
+
+@pytest.fixture(scope="session")
+def deep(folder):
+    """`deep(family)`: a model with as many layers as the layouts need."""
+    return lambda family: folder(family, num_hidden_layers=LAYERS)
+
+
+@pytest.mark.parametrize(("family", "layout", "batching"), _cases())
+def test_equals_the_reference(family, layout, batching, world, deep, reference_run):
+    engine = settings(layout, **BATCHING[batching])
+    run = world(LAYOUTS[layout].processes)
+    runs = run(train_with_worker, deep(family), mini_batches(), engine, timeout=TIME_LIMIT)
+    expected = reference_run(family, 8, num_hidden_layers=LAYERS)
+    assert_metrics_agree(runs, expected, METRICS)
+    assert_weights_agree(runs[0].weights, expected.weights, WEIGHTS)
+
+
+@pytest.mark.parametrize("layout", ["pp2", "pp4 uneven", "pp2 vpp2", "pp2 dp2 distributed"])
+def test_fewer_samples_than_stages(layout, world, deep, reference_run):
+    """A single sample: a stage, a chunk or a rank has nothing of its own to do."""
+    run = world(LAYOUTS[layout].processes)
+    runs = run(train_with_worker, deep("llama_tied"), mini_batches(1), settings(layout), timeout=TIME_LIMIT)
+    expected = reference_run("llama_tied", 1, num_hidden_layers=LAYERS)
+    assert_metrics_agree(runs, expected, METRICS)
+    assert_weights_agree(runs[0].weights, expected.weights, WEIGHTS)
+
+
+def layout_of(folder, engine):
+    """What the engine says that it built."""
+    with TrainingWorker({"path": str(folder)}, engine) as worker:
+        worker.initialize()
+        return worker.describe()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_says_what_it_built(layout, world, deep):
+    how = LAYOUTS[layout]
+    family = next(family for family in (*DENSE, *MIXTURES) if fits(family, layout))
+    for built in world(how.processes)(layout_of, deep(family), settings(layout)):
+        sizes = {name: size for name, size in how.engine.items() if name.endswith("_parallel_size")}
+        held = {"tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"}
+        replica = 1
+        for name in held & sizes.keys():
+            replica *= sizes[name]
+        expected = {**dict.fromkeys(built["layout"], 1), **sizes, "data_parallel_size": how.processes // replica}
+        assert built["layout"] == expected
+        assert built["world_size"] == how.processes and len(built["parameters_per_rank"]) == how.processes
