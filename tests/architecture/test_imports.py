@@ -17,7 +17,7 @@ PLUGINS = sorted(path for path in ROOT.glob("plugins/*/src/engines_*") if path.i
 FLOORS = {
     0: """availability capabilities choosing devices discovery errors loading manifest process registry requirements
           selection""",
-    1: """batch config configuring contract model_folder""",
+    1: """batch checkpoint_folder config configuring contract model_folder""",
     2: """agreement checkpoint determinism engine losses microbatch models optimizer process_group tracing versions
           weights""",
     3: """launch worker""",

@@ -41,7 +41,8 @@ def test_files_are_plain_safetensors_and_json(tmp_path: Path) -> None:
     for key, tensor in held.items():
         assert_same(tensor, tensors()[key])
     manifest = json.loads((tmp_path / "step-20" / "manifest.json").read_text())
-    names = {path.name for path in (tmp_path / "step-20").iterdir()}
+    folder = tmp_path / "step-20"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert set(manifest["files"]) == names - {"manifest.json"}
     assert manifest["contents"] == ["model", "optimizer"]
 

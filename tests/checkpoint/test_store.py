@@ -9,6 +9,7 @@ import pytest
 
 from engines.checkpoint import CheckpointStore, ModelFingerprint, compare, fingerprint
 from engines.errors import ModelError
+from engines.weights import ModelFiles
 from support.checkpoints import info, save_whole
 
 
@@ -116,12 +117,13 @@ def test_every_difference_is_listed() -> None:
 
 def test_a_fingerprint_is_of_what_decides_the_weights(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
-        fingerprint(tmp_path)
+        fingerprint(ModelFiles.read(tmp_path))
     (tmp_path / "config.json").write_text('{"architectures": ["A"], "dtype": "float32", "hidden_size": 4}')
-    first = fingerprint(tmp_path)
+    first = fingerprint(ModelFiles.read(tmp_path))
     assert first == ModelFingerprint(config={"architectures": ["A"], "hidden_size": 4}, tokenizer_xxh3=None)
     assert first.architecture == "A"
     (tmp_path / "config.json").write_text('{"hidden_size": 4, "architectures": ["A"], "dtype": "bfloat16"}')
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert fingerprint(tmp_path).config == first.config
-    assert fingerprint(tmp_path).tokenizer_xxh3 is not None
+    again = fingerprint(ModelFiles.read(tmp_path))
+    assert again.config == first.config
+    assert again.tokenizer_xxh3 is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,14 @@ from torch import Tensor
 from engines import checkpoint
 from engines.checkpoint import CheckpointInfo, ModelFingerprint
 from engines.contract import Shard
+from engines.weights import ModelFiles
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "vocab_size": 256, "rope": {"theta": 1e4}}
+
+
+MODEL_FILES = ModelFiles(
+    Path("model"), {"config.json": json.dumps(CONFIG).encode(), "additional_chat_templates/a b.jinja": b"{{ hello }}"}
+)
 
 
 def info(step: int = 20, world_size: int = 1, **changes: Any) -> CheckpointInfo:
@@ -84,6 +91,7 @@ def save_whole(path: Path, *, step: int = 20, **changes: Any) -> None:
         "state": {"position": step, "schedule": {"last": 0.25}},
         "rank_state": {"generator": torch.arange(4)},
         "info": info(step),
+        "model_files": MODEL_FILES,
     }
     checkpoint.save(path, **{**arguments, **changes})
 
@@ -96,5 +104,6 @@ def save_on_rank(path: Path, whole: dict[str, Tensor], **changes: Any) -> None:
         "state": {"position": 20},
         "rank_state": {"rank": rank, "generator": torch.tensor([rank])},
         "info": info(world_size=size),
+        "model_files": MODEL_FILES,
     }
     checkpoint.save(path, **{**arguments, **changes})

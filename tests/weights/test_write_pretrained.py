@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engines.errors import ModelError
-from engines.weights import PretrainedFolder, write_pretrained
+from engines.weights import ModelFiles, PretrainedFolder, write_pretrained
 from support.tiny import random_sequences, tiny_folder, tiny_model
 
 
@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def export(source: Path, target: Path, **changes: Any) -> None:
     arguments = {"stream": stream_of(tiny_model("llama_tied")), "dtype": torch.float32, "is_writer": True}
-    write_pretrained(**{**arguments, "source": source, "target": target, **changes})
+    write_pretrained(**{**arguments, "source": ModelFiles.read(source), "target": target, **changes})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

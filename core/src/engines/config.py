@@ -43,7 +43,8 @@ class ModelConfig(Config):
     """Which model, and in which precision it computes."""
 
     path: str
-    """Folder of a Hugging Face model: config.json, safetensors, and a tokenizer where the data needs one."""
+    """Folder of a Hugging Face model: config.json, safetensors, and a tokenizer where the data needs one; or a
+    checkpoint of any engine, of which the weights alone are taken."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the computation; parameters and reductions stay in float32 under bfloat16."""
 

@@ -1,4 +1,4 @@
-"""The config.json of a Hugging Face model folder, read without torch."""
+"""The config.json of a Hugging Face model folder or a checkpoint, read without torch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engines.checkpoint_folder import why_no_model
 from engines.errors import ModelError
 
 CONFIG = "config.json"
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """A model folder's config.json. Raises `ModelError` if folder or file is missing, or it isn't a JSON object."""
+    """A model folder's, or a checkpoint's, config.json. Raises `ModelError` or `CheckpointError` if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"model.path: there is no folder {folder}", _neighbours(folder))
     file = folder / CONFIG
     if not file.is_file():
-        raise ModelError(f"model.path: {folder} holds no {CONFIG}, so it is not a Hugging Face model folder")
+        raise why_no_model(folder) or ModelError(
+            f"model.path: {folder} holds no {CONFIG}, so it is not a Hugging Face model folder"
+        )
     return read_object(file)
 
 

@@ -164,7 +164,7 @@ class TrainingWorker:
         stream, _ = self.engine.get_per_tensor_param(plan)
         write_pretrained(
             stream,
-            source=Path(self.engine.model.path),
+            source=self.engine.model_files,
             target=Path(path),
             dtype=getattr(torch, self.engine.model.dtype),
             is_writer=self.rank == 0,

@@ -7,6 +7,7 @@ from engines.checkpoint.manifest import CheckpointInfo, Manifest, ModelFingerpri
 from engines.checkpoint.reading import Checkpoint, PartReader, open
 from engines.checkpoint.saving import save
 from engines.checkpoint.store import CheckpointStore, Listing
+from engines.checkpoint.weights import open_weights
 
 __all__ = [
     "Checkpoint",
@@ -19,5 +20,6 @@ __all__ = [
     "compare",
     "fingerprint",
     "open",
+    "open_weights",
     "save",
 ]

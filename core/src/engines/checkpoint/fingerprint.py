@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from engines.checkpoint.manifest import CheckpointInfo, ModelFingerprint
-from engines.model_folder import read_config
+from engines.weights import ModelFiles
 
 IRRELEVANT = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 """Keys of config.json that say nothing about which weights fit."""
@@ -17,13 +16,12 @@ IRRELEVANT = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_v
 ABSENT = "nothing"
 
 
-def fingerprint(folder: str | Path) -> ModelFingerprint:
-    """Of a Hugging Face model folder. Raises `ModelError` if it has no readable config.json."""
-    config = read_config(Path(folder))
-    tokenizer = Path(folder) / "tokenizer.json"
+def fingerprint(files: ModelFiles) -> ModelFingerprint:
+    """Of a model, wherever it was loaded from. Raises `ModelError` if it has no readable config.json."""
+    tokenizer = files.contents.get("tokenizer.json")
     return ModelFingerprint(
-        config={key: value for key, value in config.items() if key not in IRRELEVANT},
-        tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer.read_bytes()) if tokenizer.exists() else None,
+        config={key: value for key, value in files.config().items() if key not in IRRELEVANT},
+        tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer) if tokenizer is not None else None,
     )
 
 

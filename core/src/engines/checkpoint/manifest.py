@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import xxhash
 from pydantic import Field, JsonValue, ValidationError
 
 from engines.checkpoint import strict_json
+from engines.checkpoint_folder import MANIFEST, checksum
 from engines.config import Config
 from engines.errors import CheckpointError
 from engines.weights.safetensors_file import DTYPES
@@ -18,14 +18,15 @@ M = TypeVar("M", bound=Config)
 Part = Literal["model", "optimizer"]
 
 FORMAT = 1
-MANIFEST = "manifest.json"
 INDEX = "index.json"
-STATE = "state.json"
 
 Count = Annotated[int, Field(ge=0)]
 Extents = tuple[Count, ...]
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*\.(json|safetensors)$")]
-"""No folder in it: nothing outside the checkpoint is ever opened."""
+"""Of a file that core writes. No folder in it: nothing outside the checkpoint is ever opened."""
+
+AnyFileName = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*(/[^./\\][^/\\]*)*$")]
+"""Of one of the model's own files too; no part of it starts with a dot, so it leads nowhere else either."""
 
 DtypeName = Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
 
@@ -77,7 +78,7 @@ class Manifest(Config):
     info: CheckpointInfo
     contents: tuple[Part, ...]
     """Parts whose tensors are there; state and rank state always are."""
-    files: dict[FileName, FileRecord]
+    files: dict[AnyFileName, FileRecord]
     """Every other file of the folder."""
 
 
@@ -108,7 +109,7 @@ class Index(Config):
 def seal(manifest: Manifest) -> bytes:
     """The contents of `manifest.json`: the manifest and a checksum of it."""
     data = manifest.model_dump(mode="json")
-    return json.dumps({**data, "xxh3": _checksum(data)}, indent=1).encode()
+    return json.dumps({**data, "xxh3": checksum(data)}, indent=1).encode()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -126,7 +127,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{file} has format {data['format']!r}; this version of engines-core reads format {FORMAT}",
             "use the version of engines-core that wrote it",
         )
-    if data.pop("xxh3", None) != _checksum(data):
+    if data.pop("xxh3", None) != checksum(data):
         raise CheckpointError(f"{file} is damaged: its checksum is not that of its contents")
     return _validated(Manifest, data, file)
 
@@ -143,7 +144,3 @@ def _validated(model: type[M], data: Any, file: Path) -> M:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"{file} is damaged: {place}: {first['msg']}") from error
-
-
-def _checksum(data: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(data, sort_keys=True, separators=(",", ":")).encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -17,7 +17,6 @@ from torch.distributed import ProcessGroup
 from engines.agreement import Peers
 from engines.checkpoint import strict_json
 from engines.checkpoint.manifest import (
-    STATE,
     CheckpointInfo,
     Index,
     Manifest,
@@ -28,6 +27,7 @@ from engines.checkpoint.manifest import (
 )
 from engines.checkpoint.pieces import is_block, overlap
 from engines.checkpoint.rank_state import read_rank_state
+from engines.checkpoint_folder import STATE
 from engines.errors import CheckpointError, did_you_mean
 from engines.weights.durable import local_folder
 from engines.weights.safetensors_file import DTYPES, SafetensorsFile
@@ -83,14 +83,16 @@ class Checkpoint:
         names = self.manifest.files if files is None else files
         return [fault for name in names if (fault := self._fault(name, checksums))]
 
-    def verify(self, group: ProcessGroup | None = None) -> None:
-        """Compare every file's size and checksum; the ranks of `group`, which all call this, share the work.
+    def verify(self, group: ProcessGroup | None = None, *, needed: Callable[[str], bool] | None = None) -> None:
+        """Compare sizes and checksums; the ranks of `group`, which all call this, share the work.
 
-        Raises `CheckpointError` on every rank, with one line per damaged file of the first rank that found any.
+        `needed`: of which files, by name; None: of all. Raises `CheckpointError` on every rank, with one line per
+        damaged file of the first rank that found any.
         """
         peers = Peers.of(group)
+        names = sorted(filter(needed, self.manifest.files) if needed else self.manifest.files)
         with peers.all_or_none(f"{self.path} is damaged", error=CheckpointError):
-            faults = self.faults(files=sorted(self.manifest.files)[peers.rank :: peers.size])
+            faults = self.faults(files=names[peers.rank :: peers.size])
             if faults:
                 raise CheckpointError(
                     "\n".join(faults),
@@ -124,6 +126,10 @@ class PartReader:
     def shape(self, key: str) -> tuple[int, ...]:
         """Global shape of a tensor. Raises `CheckpointError` with the closest key if it is unknown."""
         return self._record(key).shape
+
+    def dtype(self, key: str) -> torch.dtype:
+        """Dtype of a tensor as it was saved."""
+        return DTYPES[self._record(key).dtype]
 
     def read(self, key: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
         """The block at `offset` with `shape`, on the CPU, in the dtype that was saved.
@@ -177,14 +183,16 @@ class PartReader:
         return file.read(piece.entry, index)
 
 
-def open(path: str | Path, *, group: ProcessGroup | None = None) -> Checkpoint:
-    """Open a checkpoint and verify all of it. Every rank of `group` calls this; they share the work.
+def open(
+    path: str | Path, *, group: ProcessGroup | None = None, needed: Callable[[str], bool] | None = None
+) -> Checkpoint:
+    """Open a checkpoint and verify it, or the files that are `needed`. Every rank of `group` calls this.
 
     Raises `CheckpointError`, on every rank, if it is missing, incomplete or damaged.
     """
     with Peers.of(group).all_or_none(f"cannot open {path}", error=CheckpointError):
         checkpoint = Checkpoint(path)
-    checkpoint.verify(group)
+    checkpoint.verify(group, needed=needed)
     return checkpoint
 
 

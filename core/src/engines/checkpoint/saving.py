@@ -12,11 +12,13 @@ from torch.distributed import ProcessGroup
 
 from engines.agreement import Peers
 from engines.checkpoint import strict_json
-from engines.checkpoint.manifest import INDEX, MANIFEST, STATE, CheckpointInfo, FileRecord, Manifest, seal
+from engines.checkpoint.manifest import INDEX, CheckpointInfo, FileRecord, Manifest, seal
 from engines.checkpoint.pieces import PARTS, Described, merge, rank_pieces
 from engines.checkpoint.rank_state import write_rank_state
+from engines.checkpoint_folder import MANIFEST, STATE
 from engines.contract import Shard
 from engines.errors import CheckpointError, ContractError
+from engines.weights import ModelFiles
 from engines.weights.durable import Written, local_folder, publish, temporary_name, write_chunks
 from engines.weights.safetensors_file import write_safetensors
 
@@ -28,12 +30,14 @@ def save(
     state: dict[str, Any],
     rank_state: dict[str, Any],
     info: CheckpointInfo,
+    model_files: ModelFiles,
     group: ProcessGroup | None = None,
 ) -> None:
     """Write one checkpoint to the folder `path`, which all ranks see. Every rank of `group` calls this.
 
     `shards`: this rank's, as the engine yields them; they are held until they are written. `state`: JSON values,
-    equal on all ranks. `rank_state`: this rank's own, JSON values and tensors. `group`: None for all processes.
+    equal on all ranks. `rank_state`: this rank's own, JSON values and tensors. `model_files`: what makes the weights
+    a model; the first rank writes those that it has. `group`: None for all processes.
 
     The files are written under a temporary name, the manifest last, and the folder gets its name when the disk
     has everything; an earlier checkpoint of that name is replaced then and not before. If it fails on one rank
@@ -59,7 +63,7 @@ def save(
         reports = peers.gather((pieces.described, written, xxhash.xxh3_128_hexdigest(encoded_state)))
         with peers.all_or_none(doing, error=CheckpointError):
             if peers.is_first:
-                _complete(temporary, info, reports, encoded_state)
+                _complete(temporary, info, reports, encoded_state, model_files)
                 publish(temporary, target)
     except BaseException:
         if peers.is_first:
@@ -72,6 +76,7 @@ def _complete(
     info: CheckpointInfo,
     reports: list[tuple[dict[str, Described], dict[str, Written], str]],
     encoded_state: bytes,
+    model_files: ModelFiles,
 ) -> None:
     """Write what describes the ranks' files, the manifest last."""
     described, written, states = zip(*reports, strict=True)
@@ -80,6 +85,7 @@ def _complete(
         raise ContractError(f"the state of rank {odd} differs from that of rank 0; it must be equal on all ranks")
     index = merge(described)
     files = {name: record for of_rank in written for name, record in of_rank.items()}
+    files |= model_files.write(temporary)
     files[INDEX] = write_chunks(temporary / INDEX, [index.model_dump_json().encode()])
     files[STATE] = write_chunks(temporary / STATE, [encoded_state])
     manifest = Manifest(

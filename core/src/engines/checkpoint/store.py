@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from engines.checkpoint.reading import Checkpoint
+from engines.checkpoint_folder import STEP
 from engines.errors import CheckpointError
 from engines.weights.durable import Leftover, leftovers, local_folder, remove
-
-STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from engines.batch import OUTPUTS, Batch, TokenOutputs
+from engines.checkpoint import CheckpointInfo
 from engines.config import ModelConfig
 from engines.contract import BaseEngine, EngineContext, ExportPlan, MicroResult, Mode, Part, Ranks, StepResult
 from engines.engine.batching import Pass, prepare_pass, restore_outputs
@@ -28,6 +30,7 @@ from engines.engine.persistence import describe_checkpoint, load_engine, save_en
 from engines.errors import CapabilityError, ConfigError
 from engines.losses import Loss
 from engines.registry import Selection
+from engines.weights import ModelFiles
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Engine:
         self._mode: Mode | None = None
         self._adapter_enabled = True
         self._closed = False
+        self._files = ModelFiles(Path(ctx.model.path), {})
         self.selection = selection
         """Which engine this is, and why."""
 
@@ -68,6 +72,11 @@ class Engine:
     def model(self) -> ModelConfig:
         """Which model this engine was created for."""
         return self._ctx.model
+
+    @property
+    def model_files(self) -> ModelFiles:
+        """Config, tokenizer and chat template of that model, as they were at `initialize`; none before."""
+        return self._files
 
     @property
     def device(self) -> torch.device:
@@ -98,6 +107,7 @@ class Engine:
 
     def initialize(self) -> None:
         """Build the model, load its weights, make the optimizer; leaves the engine in eval mode."""
+        self._files = ModelFiles.read(self._ctx.model.path)
         self._hook.initialize()
         self._set_mode("eval")
 
@@ -251,15 +261,14 @@ class Engine:
         `step`: optimizer steps done. `state`: the caller's own, JSON values, equal on all ranks. Raises
         `CheckpointError` on all ranks if any fails; nothing half-written remains.
         """
-        info = describe_checkpoint(self._hook, self._ctx, self.selection, step)
-        save_engine(path, self._hook, self._ctx, info, dict(state or {}))
+        save_engine(path, self._hook, self._ctx, self.model_files, self._describe_run(step), dict(state or {}))
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Restore what `save_checkpoint` wrote, at any layout; returns its `state`.
 
         Raises `CheckpointError` if it is incomplete, damaged, or of another model, engine or optimizer.
         """
-        return load_engine(path, self._hook, self._ctx, describe_checkpoint(self._hook, self._ctx, self.selection, 0))
+        return load_engine(path, self._hook, self._ctx, self._describe_run(0))
 
     def describe(self) -> dict[str, Any]:
         """What was built, read from live groups and model: `layout` and `parameters` that this rank holds."""
@@ -284,6 +293,9 @@ class Engine:
     def _hook(self) -> Any:
         assert not self._closed, "this engine is closed"
         return self._manager.hook
+
+    def _describe_run(self, step: int) -> CheckpointInfo:
+        return describe_checkpoint(self._hook, self._ctx, self.model_files, self.selection, step)
 
     def _prepare(self, batch: Batch, loss: Loss | None, *, forward_only: bool) -> Pass:
         rules = self._hook.micro_batch_rules(forward_only=forward_only)

@@ -15,18 +15,21 @@ from engines.determinism import rng_state, set_rng_state
 from engines.errors import CheckpointError
 from engines.selection import Selection
 from engines.versions import deciding_versions
+from engines.weights import ModelFiles
 
 log = logging.getLogger("engines")
 
 
-def describe_checkpoint(hook: Any, ctx: EngineContext, selection: Selection, step: int) -> CheckpointInfo:
+def describe_checkpoint(
+    hook: Any, ctx: EngineContext, files: ModelFiles, selection: Selection, step: int
+) -> CheckpointInfo:
     """Which run a checkpoint is of; equal on all ranks."""
     return CheckpointInfo(
         step=step,
         backend=selection.backend,
         device=selection.device,
         distributions=deciding_versions(selection.distribution),
-        model=checkpoint.fingerprint(ctx.model.path),
+        model=checkpoint.fingerprint(files),
         optimizer=ctx.optimizer.model_dump(mode="json") if ctx.optimizer is not None else None,
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
         layout=hook.describe()["layout"],
@@ -34,7 +37,12 @@ def describe_checkpoint(hook: Any, ctx: EngineContext, selection: Selection, ste
 
 
 def save_engine(
-    path: str | os.PathLike[str], hook: Any, ctx: EngineContext, info: CheckpointInfo, state: dict[str, Any]
+    path: str | os.PathLike[str],
+    hook: Any,
+    ctx: EngineContext,
+    files: ModelFiles,
+    info: CheckpointInfo,
+    state: dict[str, Any],
 ) -> None:
     """Write one checkpoint directory; all ranks."""
     checkpoint.save(
@@ -43,6 +51,7 @@ def save_engine(
         state={"engine": hook.extra_state(), "run": state},
         rank_state=rng_state(ctx.device),
         info=info,
+        model_files=files,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from engines.errors import ModelError
 
 if TYPE_CHECKING:
-    from engines.weights import PretrainedFolder
+    from engines.weights import WeightsReader
 
 Read = Callable[[Sequence[int], Sequence[int]], Tensor]
 
@@ -43,7 +43,7 @@ class Sources:
         return [key for keys in self.by_pattern.values() for key in keys]
 
 
-def weight_sources(model: Any, folder: PretrainedFolder, sources: Sources) -> dict[str, WeightSource]:
+def weight_sources(model: Any, folder: WeightsReader, sources: Sources) -> dict[str, WeightSource]:
     """The weights that `sources` makes, by name; one, save where a fused tensor of the folder is split."""
     if sources.converter is None:
         key = sources.all_keys()[0]
@@ -64,7 +64,7 @@ def block(offset: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
-def _whole(model: Any, folder: PretrainedFolder, sources: Sources, name: str) -> Read:
+def _whole(model: Any, folder: WeightsReader, sources: Sources, name: str) -> Read:
     """Convert the full tensors, then cut: for conversions that have no cheaper way."""
 
     def read(offset: Sequence[int], shape: Sequence[int]) -> Tensor:
@@ -97,7 +97,7 @@ def _is_stack_of_experts(sources: Sources) -> bool:
     )
 
 
-def _experts(sources: Sources, folder: PretrainedFolder) -> WeightSource:
+def _experts(sources: Sources, folder: WeightsReader) -> WeightSource:
     """`weight[e]` = the tensors of expert e, one per pattern, below each other; reads only the experts asked for."""
     assert sources.converter is not None
     patterns = [pattern for pattern in sources.converter.source_patterns if pattern in sources.by_pattern]
@@ -126,7 +126,7 @@ def _experts(sources: Sources, folder: PretrainedFolder) -> WeightSource:
     return WeightSource(shape, read)
 
 
-def _common_shape(keys: Sequence[str], folder: PretrainedFolder) -> tuple[int, ...]:
+def _common_shape(keys: Sequence[str], folder: WeightsReader) -> tuple[int, ...]:
     first = folder.shape(keys[0])
     for key in keys:
         if folder.shape(key) != first:

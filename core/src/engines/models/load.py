@@ -1,4 +1,4 @@
-"""From a Hugging Face folder's tensors to a model's weights, each rank reading only its own rows."""
+"""From the tensors of a Hugging Face folder or a checkpoint to a model's weights, each rank reading its own rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from engines.models.conversion import Sources, WeightSource, weight_sources
 
 if TYPE_CHECKING:
     from engines.models.causal_lm import PackedCausalLM
-    from engines.weights import PretrainedFolder
+    from engines.weights import WeightsReader
 
 
-def load_plan(model: PackedCausalLM, folder: PretrainedFolder) -> dict[str, WeightSource]:
+def load_plan(model: PackedCausalLM, folder: WeightsReader) -> dict[str, WeightSource]:
     """A source for every weight that `model.named_weights` names.
 
-    Called on every rank, before or after sharding; reads headers only. Raises `ModelError` naming keys that are
-    missing, unexpected or of another shape, and a tied weight that the folder holds twice with other values.
+    Called on every rank, before or after sharding; reads headers only. In a checkpoint, names may be the model's own
+    or those of its Hugging Face folder. Raises `ModelError` naming keys that are missing, unexpected or of another
+    shape, and a tied weight that the folder holds twice with other values.
     """
     weights = dict(model.named_weights())
     groups, unexpected = _assign(model.model, folder)
@@ -32,7 +33,7 @@ def load_plan(model: PackedCausalLM, folder: PretrainedFolder) -> dict[str, Weig
     return {name: plan[name] for name in weights}
 
 
-def _assign(model: Any, folder: PretrainedFolder) -> tuple[dict[str, Sources], set[str]]:
+def _assign(model: Any, folder: WeightsReader) -> tuple[dict[str, Sources], set[str]]:
     """The folder's keys grouped by the weight that they make, as `from_pretrained` does; and those of no weight."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
@@ -58,13 +59,14 @@ def _assign(model: Any, folder: PretrainedFolder) -> tuple[dict[str, Sources], s
             continue
         converter = by_pattern[pattern] if pattern is not None else None
         groups.setdefault(target, Sources(target, converter)).add(pattern or target, key)
-    # what the export reverses: only what this folder needed
-    model._weight_conversions = [entry for entry in conversions if entry.was_used()]
+    if not folder.is_checkpoint:
+        # what the export reverses: only what this folder needed
+        model._weight_conversions = [entry for entry in conversions if entry.was_used()]
     return groups, unexpected
 
 
 def _keep_one_of_tied(
-    plan: dict[str, WeightSource], weights: Mapping[str, Tensor], model: Any, folder: PretrainedFolder
+    plan: dict[str, WeightSource], weights: Mapping[str, Tensor], model: Any, folder: WeightsReader
 ) -> None:
     """Drop a tied weight's second copy if the folder holds one."""
     for copy, kept in model.all_tied_weights_keys.items():
@@ -97,7 +99,7 @@ def _complain(
     weights: Mapping[str, Tensor],
     unexpected: Collection[str],
     model: Any,
-    folder: PretrainedFolder,
+    folder: WeightsReader,
 ) -> None:
     """Raise one `ModelError` with all that does not fit."""
     ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]

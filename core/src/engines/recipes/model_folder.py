@@ -1,4 +1,4 @@
-"""What can be said about a Hugging Face model folder without importing torch."""
+"""What can be said about a model, in a Hugging Face folder or a checkpoint, without importing torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.errors import ModelError
+from engines.checkpoint_folder import PRETRAINED, CheckpointFolder, is_checkpoint, latest, look, why_no_model
+from engines.errors import CheckpointError, ModelError
 from engines.model_folder import CONFIG, read_config, read_object
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
@@ -18,6 +19,8 @@ class ModelFolder:
 
     path: Path
     vocab_size: int
+    checkpoint: CheckpointFolder | None
+    """Whose weights these are; None in a Hugging Face folder."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -34,12 +37,12 @@ class ModelFolder:
 
 
 def inspect_model(folder: Path) -> ModelFolder:
-    """Look at a model folder. Raises `ModelError`, naming the file, where it can't be a model that loads."""
+    """Look at what model.path names. Raises `ModelError`, `CheckpointError`, naming the file, where it can't load."""
     config = read_config(folder)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"{folder / CONFIG} names no model_type, so nobody knows which model it is")
-    _check_weights(folder)
-    return ModelFolder(folder, _vocab_size(config, folder / CONFIG))
+    checkpoint = _find_weights(folder)
+    return ModelFolder(folder, _vocab_size(config, folder / CONFIG), checkpoint)
 
 
 def _vocab_size(config: dict[str, Any], file: Path) -> int:
@@ -50,8 +53,20 @@ def _vocab_size(config: dict[str, Any], file: Path) -> int:
     return found
 
 
+def _find_weights(folder: Path) -> CheckpointFolder | None:
+    if error := why_no_model(folder):
+        raise error
+    if not is_checkpoint(folder):
+        _check_weights(folder)
+        return None
+    try:
+        return look(folder)
+    except CheckpointError as error:
+        raise CheckpointError(f"model.path: {error.message}", latest(folder.parent)) from None
+
+
 def _check_weights(folder: Path) -> None:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = (folder / name for name in PRETRAINED)
     if single.is_file():
         _check_safetensors(single)
     elif index.is_file():

@@ -62,7 +62,7 @@ def publish(temporary: Path, target: Path) -> None:
 
     The files in `temporary` must be on the disk already. Raises OSError, and then `target` is what it was.
     """
-    _sync_folder(temporary)
+    sync_folder(temporary)
     replaced = temporary_name(target, "replaced") if target.exists() else None
     if replaced:
         target.rename(replaced)
@@ -72,7 +72,7 @@ def publish(temporary: Path, target: Path) -> None:
         if replaced:
             replaced.rename(target)
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
     if replaced:
         shutil.rmtree(replaced, ignore_errors=True)  # what remains bears a dot-name and is cleaned up later
 
@@ -103,7 +103,8 @@ def remove(folder: Path) -> None:
     shutil.rmtree(removed)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Wait until the disk has the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

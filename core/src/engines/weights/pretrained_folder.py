@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engines.checkpoint_folder import PRETRAINED
 from engines.errors import ModelError, did_you_mean
 from engines.model_folder import read_config, read_object
 from engines.weights.safetensors_file import Index, SafetensorsFile
 
-WEIGHTS = "model.safetensors"
-WEIGHTS_INDEX = "model.safetensors.index.json"
+WEIGHTS, WEIGHTS_INDEX = PRETRAINED
 OTHER_FORMATS = frozenset({".bin", ".gguf", ".pt", ".pth"})
 
 
@@ -22,6 +22,8 @@ class PretrainedFolder:
     Any process opens its own. Raises `ModelError`, naming the file, for a folder that doesn't exist, holds no
     weights, lacks a shard, or has one that is truncated or contradicts the index.
     """
+
+    is_checkpoint = False
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

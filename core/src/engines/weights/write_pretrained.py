@@ -13,35 +13,21 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from engines.agreement import Peers
+from engines.checkpoint_folder import is_checkpoint
 from engines.errors import ModelError
-from engines.model_folder import read_config
+from engines.model_folder import CONFIG
 from engines.weights.durable import leftovers, local_folder, publish, temporary_name, write_chunks
+from engines.weights.model_files import ModelFiles
 from engines.weights.pretrained_folder import WEIGHTS, WEIGHTS_INDEX
 from engines.weights.safetensors_file import write_safetensors
 
 MAX_SHARD_BYTES = 10**9
 
-COMPANIONS = (
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "chat_template.*",
-    "additional_chat_templates",
-    "*processor_config.json",
-    "*.py",
-)
-"""What a model folder holds beside config and weights, and transformers may need to load it."""
-
 
 def write_pretrained(
     stream: Iterable[tuple[str, Tensor]],
     *,
-    source: Path,
+    source: ModelFiles,
     target: Path,
     dtype: torch.dtype,
     is_writer: bool,
@@ -51,8 +37,8 @@ def write_pretrained(
     """Write the folder `target` as `save_pretrained` of the model would. Every rank of `group` calls this.
 
     `stream`: (Hugging Face name, full tensor), drained by every rank; floating-point tensors are cast to `dtype`.
-    `source`: the model's own folder, from which config, tokenizer and chat template come. `is_writer`: True on
-    exactly one rank, which holds at most `max_shard_bytes` (or one larger tensor) in memory.
+    `source`: config, tokenizer and chat template of the model that was loaded. `is_writer`: True on exactly one rank,
+    which holds at most `max_shard_bytes` (or one larger tensor) in memory.
 
     The folder appears when all of it is on the disk, and replaces an earlier export then. If the writer fails, the
     stream is drained all the same, so that no rank waits for another, and every rank raises `ModelError`.
@@ -83,11 +69,11 @@ def write_pretrained(
 class _FolderWriter:
     """Collects tensors into shards of a temporary folder; `finish` gives it its name."""
 
-    def __init__(self, source: Path, target: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:
+    def __init__(self, source: ModelFiles, target: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:
         self._source, self._target = source, local_folder(target, error=ModelError)
         self._dtype = dtype
         self._max_shard_bytes = max_shard_bytes
-        self._config = {**read_config(source), "dtype": str(dtype).removeprefix("torch.")}
+        self._config = {**source.config(), "dtype": str(dtype).removeprefix("torch.")}
         self._config.pop("torch_dtype", None)
         self._check_target()
         self._bucket: dict[str, Tensor] = {}
@@ -118,9 +104,8 @@ class _FolderWriter:
             raise ModelError("the engine sent no weights")
         self._write_shard()
         self._name_shards()
-        self._write_json("config.json", self._config)
-        for file in {file for pattern in COMPANIONS for file in self._source.glob(pattern)}:
-            self._copy(file, self._temporary / file.name)
+        self._write_json(CONFIG, self._config)
+        self._source.write(self._temporary, besides={CONFIG})
         publish(self._temporary, self._target)
         for leftover in leftovers(self._target.parent):
             if leftover.target == self._target:
@@ -132,9 +117,11 @@ class _FolderWriter:
 
     def _check_target(self) -> None:
         target = self._target
-        if target.exists() and target.samefile(self._source):
+        if target.exists() and self._source.path.exists() and target.samefile(self._source.path):
             raise ModelError(f"{target} is the model's own folder", "export to another one")
-        if target.is_dir() and any(target.iterdir()) and not (target / "config.json").exists():
+        if is_checkpoint(target):
+            raise ModelError(f"{target} is a checkpoint, which an export would replace", "export to another folder")
+        if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).exists():
             raise ModelError(
                 f"{target} holds files, but no model that an export could replace", "name an empty or new folder"
             )
@@ -160,11 +147,3 @@ class _FolderWriter:
     def _write_json(self, name: str, data: dict[str, Any]) -> None:
         text = json.dumps(data, indent=2, sort_keys=True) + "\n"
         write_chunks(self._temporary / name, [text.encode()])
-
-    def _copy(self, file: Path, copy: Path) -> None:
-        if file.is_dir():
-            copy.mkdir()
-            for inner in file.iterdir():
-                self._copy(inner, copy / inner.name)
-        else:
-            write_chunks(copy, [file.read_bytes()])

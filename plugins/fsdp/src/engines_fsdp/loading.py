@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face folder into a sharded model: each rank reads its own rows, no rank a whole model."""
+"""Weights into a sharded model: each rank reads its own rows, no rank a whole model."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from pathlib import Path
 
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
+from engines.checkpoint import open_weights
 from engines.models import PackedCausalLM, load_plan
-from engines.weights import PretrainedFolder
 from engines_fsdp.sharding import reshard
 from engines_fsdp.shards import local_shard
 
 
 def load_pretrained(model: PackedCausalLM, path: str | Path) -> None:
-    """Fill the materialised `model` from the folder at `path` and compare it with transformers'. All ranks.
+    """Fill the materialised `model` from the folder or checkpoint at `path`; compare it to transformers'. All ranks.
 
-    Raises `ModelError` naming weights that are missing, unexpected or of another shape.
+    Raises `ModelError` naming weights that are missing, unexpected or of another shape, `CheckpointError` for a
+    checkpoint that is damaged.
     """
-    folder = PretrainedFolder(path)
+    folder = open_weights(path)
     try:
         sources = load_plan(model, folder)
         for name, weight in model.named_weights():

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from engines.checkpoint_folder import MANIFEST, STATE, is_checkpoint, steps
 from engines.errors import CheckpointError, ConfigError, did_you_mean
-
-_STEP: Final = re.compile(r"step-([1-9]\d*)")
-_MANIFEST: Final = "manifest.json"
-_STATE: Final = "state.json"
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,7 @@ class OutputFolder:
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that have a manifest, ascending; `CheckpointStore`, with torch, looks closer."""
-        found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
-        names = (_STEP.fullmatch(path.name) for path in found if (path / _MANIFEST).is_file())
-        return sorted(int(name[1]) for name in names if name)
+        return [step for step in steps(self.checkpoints) if step]
 
     def holds_run(self) -> bool:
         """Whether a run has written here."""
@@ -133,7 +127,8 @@ class OutputFolder:
         """Raise `ConfigError` if the export at the end would have to delete what isn't a model."""
         if not self.export.exists():
             return
-        if not self.export.is_dir() or (any(self.export.iterdir()) and not (self.export / "config.json").exists()):
+        no_model = is_checkpoint(self.export) or not (self.export / "config.json").exists()
+        if not self.export.is_dir() or (any(self.export.iterdir()) and no_model):
             raise ConfigError(
                 f"{self.export} is not a model folder that an export could replace",
                 "Move it away, choose another trainer.output_dir, or set trainer.export=false.",
@@ -219,14 +214,14 @@ class OutputFolder:
 
 def checkpoint_step(checkpoint: Path) -> int:
     """Steps done at a checkpoint. Raises `CheckpointError` if it isn't a complete one."""
-    manifest = checkpoint / _MANIFEST
+    manifest = checkpoint / MANIFEST
     if not checkpoint.is_dir():
         hint = did_you_mean(checkpoint.name, ("auto", "never")) if len(checkpoint.parts) == 1 else ""
         raise CheckpointError(f"trainer.resume: there is no checkpoint {checkpoint}.{hint}")
     if not manifest.is_file():
         inner = OutputFolder(checkpoint).steps() or OutputFolder(checkpoint.parent).steps()
         complete = f"Complete ones: {', '.join(f'step-{step}' for step in inner)}." if inner else None
-        raise CheckpointError(f"trainer.resume: {checkpoint} is not a complete checkpoint: no {_MANIFEST}", complete)
+        raise CheckpointError(f"trainer.resume: {checkpoint} is not a complete checkpoint: no {MANIFEST}", complete)
     try:
         return int(json.loads(manifest.read_bytes())["info"]["step"])
     except (ValueError, KeyError, TypeError):
@@ -245,8 +240,8 @@ def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]
 def checkpoint_settings(checkpoint: Path) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
     """Engine, optimizer settings and run state of a checkpoint; None where only a closer look can say."""
     try:
-        info = json.loads((checkpoint / _MANIFEST).read_bytes())["info"]
-        run = json.loads((checkpoint / _STATE).read_bytes())["run"]
+        info = json.loads((checkpoint / MANIFEST).read_bytes())["info"]
+        run = json.loads((checkpoint / STATE).read_bytes())["run"]
         return str(info["backend"]), dict(info["optimizer"]), dict(run)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -26,6 +26,7 @@ class Checked:
 
     num_samples: int
     total_steps: int
+    model: ModelFolder
 
 
 def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
@@ -42,7 +43,7 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
     num_samples = _check_data(recipe.data.train, model, limits)
     if recipe.data.eval is not None:
         _check_data(recipe.data.eval, model, limits)
-    return Checked(num_samples, total_steps(recipe.trainer, num_samples))
+    return Checked(num_samples, total_steps(recipe.trainer, num_samples), model)
 
 
 def check_resumable(recipe: SFTRecipe, selection: Selection, checkpoint: Path | None) -> None:

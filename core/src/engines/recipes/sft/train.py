@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from engines.recipes.sft.loading import build_recipe
 from engines.selection import Selection
 
 if TYPE_CHECKING:
+    from engines.checkpoint_folder import CheckpointFolder
     from engines.recipes.sft.checks import Checked
 
 TARGET = "engines.recipes.sft.run:run"
@@ -52,7 +54,10 @@ def _run(recipe: SFTRecipe, selection: Selection) -> int:
         return 0
     check_resumable(recipe, selection, start.checkpoint)
     with folder.locked():
-        print(_introduction(recipe, selection, checked, num_ranks, world is not None), flush=True)
+        print(_introduction(recipe, selection, checked, num_ranks, world is not None))
+        if checked.model.checkpoint is not None and start.checkpoint is None:
+            print(_origin(checked.model.checkpoint))
+        sys.stdout.flush()
         return launch(job) if world is None else run_here(job, rank)
 
 
@@ -67,3 +72,10 @@ def _introduction(recipe: SFTRecipe, selection: Selection, checked: Checked, num
         f" {recipe.trainer.mini_batch_size} samples each"
     )
     return "\n".join(lines)
+
+
+def _origin(checkpoint: CheckpointFolder) -> str:
+    return (
+        f"weights of checkpoint {checkpoint.path}, step {checkpoint.step} of a run with {checkpoint.backend};"
+        " optimizer and schedule start afresh"
+    )
