@@ -65,7 +65,7 @@ def data() -> Data:
 
 
 def expected(data: Data) -> tuple[list[list[Tensor]], Tensor, list[Tensor]]:
-    """Each micro-batch's load-balancing loss, z-loss and tokens per expert; and the gradients of the coefficient times
+    """Each micro-batch's load-balancing loss, z-loss and tokens per expert; and the gradients of coefficient times
     the mean loss, in the router's weight and in hidden states."""
     leaves = [leaf.double().requires_grad_() for leaf in (data.weight, *data.hidden)]
     weight, hidden = leaves[0], leaves[1:]
