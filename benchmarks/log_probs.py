@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, linear_cross_entropy
 
-from engines.models.token_outputs import linear_log_probs, rows_per_chunk
+from engines.models.head import rows_per_chunk
+from engines.models.token_outputs import linear_log_probs
 
 SHAPES = {"SmolLM2-135M": (384, 49_152, 576), "150k vocabulary": (256, 151_936, 128)}
 RUNS, MOST_TIME, MOST_MEMORY = 9, 1.02, 0.5

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from engines.models import token_outputs
-from engines.models.token_outputs import CHUNK_ELEMENTS, Head, linear_log_probs, rows_per_chunk
+from engines.models.head import CHUNK_ELEMENTS, Head, rows_per_chunk
+from engines.models.token_outputs import linear_log_probs
 from support.largest_tensor import LargestTensor
+from support.log_probs import objective, reference
 
 ROWS, HIDDEN, VOCAB = 13, 8, 37
 
@@ -22,30 +24,6 @@ def problem(
     offsets = torch.randn(VOCAB, generator=generator) if bias else None
     leaves = [None if x is None else x.to(dtype).requires_grad_() for x in (hidden, weight, offsets)]
     return leaves[0], leaves[1], torch.randint(0, VOCAB, (ROWS,), generator=generator), leaves[2]
-
-
-def reference(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    *,
-    softcap: float | None,
-    scale: float | None,
-) -> tuple[Tensor, Tensor]:
-    logits = hidden @ weight.T + (0 if bias is None else bias)
-    logits = logits * (scale or 1)
-    if softcap:
-        logits = softcap * torch.tanh(logits / softcap)
-    log_p = logits.log_softmax(-1)
-    return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
-
-
-def objective(log_probs: Tensor, entropy: Tensor | None, *, uniform: bool) -> Tensor:
-    """A scalar in which every output has its own weight, unless `uniform`."""
-    weights = torch.full_like(log_probs, -0.3) if uniform else torch.linspace(-1, 1, len(log_probs)).to(log_probs)
-    value = (log_probs * weights).sum()
-    return value if entropy is None else value + (entropy.square() * weights.flip(0)).sum()
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 5, None])
@@ -123,7 +101,7 @@ def test_only_the_gradients_asked_for_are_made() -> None:
 
 def test_without_gradients_nothing_is_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, targets, _ = problem()
-    monkeypatch.setattr(token_outputs, "_Gradients", None)
+    monkeypatch.setattr(token_outputs, "HeadGradients", None)
     with torch.no_grad():
         log_probs, _ = linear_log_probs(hidden, weight, targets, equal_weights=True)
     assert not log_probs.requires_grad

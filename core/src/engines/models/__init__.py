@@ -5,11 +5,13 @@ from engines.models.causal_lm import PackedCausalLM
 from engines.models.conversion import WeightSource
 from engines.models.export import ExportGroup, export_plan
 from engines.models.load import load_plan
+from engines.models.softmax import VocabularyShard
 from engines.models.token_outputs import linear_log_probs
 
 __all__ = [
     "ExportGroup",
     "PackedCausalLM",
+    "VocabularyShard",
     "WeightSource",
     "build_causal_lm",
     "export_plan",
