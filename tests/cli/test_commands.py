@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-HEAVY = ("torch", "transformers", "numpy", "ray", "rich", "engines_fsdp", "omegaconf", "pyarrow")
+from support.fake_plugins import REPO
+
+HEAVY = (
+    "torch", "transformers", "numpy", "ray", "rich", "engines_fsdp", "engines_megatron", "megatron", "omegaconf",
+    "pyarrow",
+)  # fmt: skip
 KEYS = {
     "backend", "model_types", "device", "priority", "distribution", "version", "status", "reason", "remedy",
     "summary", "capabilities", "manifest",
@@ -46,11 +52,14 @@ def rows() -> dict[tuple[str, str], dict[str, Any]]:
         "show fsdp2:cpu",
         "why language_model fsdp2",
         "why value_model fsdp3 --json",
+        "why language_model",
+        "show megatron",
         "doctor",
         "doctor --json",
         "schema manifest",
         "schema recipe",
         "schema engine:fsdp2",
+        "schema engine:megatron",
         "--help",
         "train --help",
         "nonsense",
@@ -139,6 +148,25 @@ class TestWhy:
         assert [one["device"] for one in said["candidates"] if one["taken"]] == ["cpu"]
         assert len(said["candidates"]) == 3
 
+    @pytest.mark.parametrize(
+        ("model_type", "env", "backend"),
+        [
+            ("language_model", {}, "fsdp2"),
+            ("value_model", {}, "megatron"),
+            ("language_model", {"ENGINES_DENY": "fsdp"}, "megatron"),
+        ],
+    )
+    def test_without_a_backend_priority_decides(self, model_type: str, env: dict[str, str], backend: str) -> None:
+        """`docs/decisions/fsdp2-is-the-default.md`; a later device would change what is there to choose from."""
+        said = answer("why", model_type, "--device", "cpu", "--json", **env)
+        assert said["selected"]["backend"] == backend
+        assert {one["backend"] for one in said["candidates"]} >= {"fsdp2", "megatron"}
+
+    def test_why_the_default_is_taken(self) -> None:
+        said = engines("why", "language_model", "--device", "cpu").stdout
+        assert "taken  fsdp2 on cpu, engines-fsdp 0.1.0: priority 100, the highest of 2 available\n" in said
+        assert "left   megatron on cpu, engines-megatron 0.1.0: available, priority 90\n" in said
+
     def test_refused_as_json(self) -> None:
         ended = engines("why", "language_model", "fsdp3", "--json")
         assert ended.returncode == 2
@@ -153,11 +181,45 @@ class TestWhy:
         assert "Traceback" not in ended.stderr
 
 
+class TestRequirements:
+    """What engines-megatron says where another release of megatron-core comes first on the path, or none does."""
+
+    REASON = "needs megatron-core>=0.16.1,<0.17, found 0.17.0"
+    REMEDY = 'pip install "megatron-core>=0.16.1,<0.17"'
+
+    @pytest.fixture
+    def newer(self, tmp_path: Path) -> str:
+        folder = tmp_path / "megatron_core-0.17.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: megatron-core\nVersion: 0.17.0\n")
+        return str(tmp_path)
+
+    def test_list(self, newer: str) -> None:
+        rows = {(row["backend"], row["device"]): row for row in answer("list", "--json", PYTHONPATH=newer)}
+        row = rows["megatron", "cpu"]
+        assert (row["status"], row["reason"], row["remedy"]) == ("unavailable", self.REASON, self.REMEDY)
+        assert rows["fsdp2", "cpu"]["status"] == "available"
+
+    def test_why(self, newer: str) -> None:
+        ended = engines("why", "language_model", "megatron", "--device", "cpu", PYTHONPATH=newer)
+        assert ended.returncode == 2
+        assert f"left   megatron on cpu, engines-megatron 0.1.0: {self.REASON}; {self.REMEDY}" in ended.stderr
+
+    def test_doctor(self, newer: str) -> None:
+        ended = engines("doctor", PYTHONPATH=newer)
+        assert ended.returncode == 0, "an engine that lacks something is not broken"
+        assert f"megatron on cpu: {self.REASON}; {self.REMEDY}" in ended.stdout
+
+    def test_train(self, newer: str) -> None:
+        recipe = str(REPO / "examples/sft_smollm2.yaml")
+        ended = engines("train", recipe, "engine.strategy=megatron", "engine.device=cpu", PYTHONPATH=newer)
+        assert ended.returncode == 2
+        assert f"{self.REASON}; {self.REMEDY}" in ended.stderr
+
+
 class TestSchema:
     def test_manifest(self) -> None:
         import tomllib
-
-        from support.fake_plugins import REPO
 
         said = answer("schema", "manifest")
         manifest = tomllib.loads((REPO / "plugins/fsdp/src/engines_fsdp/engine.toml").read_text())
@@ -182,8 +244,6 @@ class TestSchema:
 @pytest.mark.more
 def test_list_costs_little() -> None:
     """`benchmarks/list_cost.py`: at most 1.5 times the imports that it needs, and 0.1 ms per distribution."""
-    from support.fake_plugins import REPO
-
     script = REPO / "benchmarks" / "list_cost.py"
     ended = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout

@@ -137,9 +137,12 @@ class TestNotFound:
         with pytest.raises(EngineNotFound, match=r'Did you mean "megatron"\? Installed: megatron\.'):
             registry.resolve("language_model", "megatorn")
 
-    def test_names_what_to_install(self, registry: Registry) -> None:
-        with pytest.raises(EngineNotFound, match="pip install engines-fsdp"):
-            registry.resolve("language_model", "fsdp2")
+    @pytest.mark.parametrize(
+        ("backend", "distribution"), [("fsdp2", "engines-fsdp"), ("megatron", "engines-megatron")]
+    )
+    def test_names_what_to_install(self, registry: Registry, backend: str, distribution: str) -> None:
+        with pytest.raises(EngineNotFound, match=f"It comes with: pip install {distribution}"):
+            registry.resolve("language_model", backend)
 
     def test_another_model_type(self, registry: Registry) -> None:
         registry.register(**fields("one"))

@@ -35,6 +35,8 @@ def test_wheel_says_that_it_is_typed_and_licensed(wheels: dict[str, Path], name:
     assert f"{package}/py.typed" in held
     assert [file for file in held if file.endswith(".dist-info/licenses/LICENSE")]
     described = wheel_metadata(wheels[name]).metadata
+    assert described["Description-Content-Type"] == "text/markdown", "its README"
+    assert described.get_payload()
     assert described["License-Expression"] == "Apache-2.0"
     assert described["Requires-Python"] == ">=3.11"
     assert described["Summary"]
@@ -79,10 +81,12 @@ def test_core_alone_says_what_training_needs(core_alone: Venv, tmp_path: Path) -
 
 def test_plugins_are_found_and_healthy(installed: Venv) -> None:
     rows = json.loads(engines(installed, "list", "--json"))
-    (fsdp2,) = [row for row in rows if row["backend"] == "fsdp2" and row["device"] == "cpu"]
-    assert fsdp2["status"] == "available"
-    assert fsdp2["distribution"] == "engines-fsdp"
-    assert Path(fsdp2["manifest"]).is_relative_to(installed.folder), "found in the repo, not in the venv"
+    on_cpu = {row["backend"]: row for row in rows if row["device"] == "cpu"}
+    owners = {backend: row["distribution"] for backend, row in on_cpu.items()}
+    assert owners == {"fsdp2": "engines-fsdp", "megatron": "engines-megatron"}
+    for row in on_cpu.values():
+        assert (row["status"], row["reason"]) == ("available", None)
+        assert Path(row["manifest"]).is_relative_to(installed.folder), "found in the repo, not in the venv"
     assert not [row for row in rows if row["status"] == "broken"]
     engines(installed, "doctor")
 

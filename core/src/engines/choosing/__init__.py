@@ -18,7 +18,7 @@ from engines.selection import Candidate, Consideration, Selection
 
 __all__ = ["Asked", "Field", "ask", "choose", "select"]
 
-PUBLISHED = {"fsdp2": "engines-fsdp"}
+PUBLISHED = {"fsdp2": "engines-fsdp", "megatron": "engines-megatron"}
 """Backends that this project publishes: what to install for one that is not."""
 
 

@@ -16,13 +16,13 @@ from engines.selection import Consideration
 
 @click.command
 @click.argument("model_type")
-@click.argument("backend")
+@click.argument("backend", required=False)
 @click.option("--device", help="The device, instead of the best that is present.")
 @click.option("--json", "as_json", is_flag=True, help="The choice and each candidate as one object.")
-def why(model_type: str, backend: str, device: str | None, as_json: bool) -> int:
+def why(model_type: str, backend: str | None, device: str | None, as_json: bool) -> int:
     """Which engine BACKEND means here for MODEL_TYPE (language_model, value_model), and why.
 
-    BACKEND may be spelt name@distribution.
+    BACKEND may be spelt name@distribution. Without it: what a recipe gets that names no strategy.
     """
     try:
         selection = registry.resolve(model_type, backend, device)
