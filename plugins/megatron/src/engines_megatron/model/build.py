@@ -7,6 +7,12 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from engines_megatron.architectures import Architecture
@@ -52,5 +58,30 @@ def build_chunks(
             vp_stage=vp_stage,
         )
         chunk.rotary_pos_emb.inv_freq = inverse.to(device)
+        _mark_split_weights(chunk)
+        _mark_experts(chunk)
         chunks.append(chunk.to(device))
     return chunks
+
+
+def _mark_split_weights(chunk: GPTChunk) -> None:
+    """Say which weights are split over tensor-parallel ranks, so that the gradient norm counts each element once.
+
+    Megatron does so while it initialises weights, which is spared here, as they are loaded.
+    """
+    for module in chunk.modules():
+        if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding) and module.weight is not None:
+            set_tensor_model_parallel_attributes(module.weight, is_parallel=True, dim=0, stride=1)
+        elif isinstance(module, RowParallelLinear):
+            set_tensor_model_parallel_attributes(module.weight, is_parallel=True, dim=1, stride=1)
+
+
+def _mark_experts(chunk: GPTChunk) -> None:
+    """Have experts' gradients summed over all ranks that hold the same experts.
+
+    Megatron marks them so under expert parallelism alone. Without, tensor-parallel ranks that hold the same whole
+    experts, and see other tokens by sequence parallelism, would each keep a gradient of their own.
+    """
+    for name, parameter in chunk.named_parameters():
+        if ".mlp.experts." in name:
+            parameter.allreduce = False
