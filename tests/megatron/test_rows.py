@@ -19,7 +19,7 @@ install()
 from engines_megatron.rows import Rows, row_count  # noqa: E402
 
 LENGTHS = [5, 1, 16, 2, 2, 9]
-LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 2), (2, 3), (4, 1), (4, 8)]
+LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 2), (2, 3), (2, 5), (4, 1), (4, 8)]
 """(context-parallel size, tensor-parallel size under sequence parallelism)"""
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -158,7 +158,8 @@ def test_outputs_come_back_in_packed_order(world: Callable[[int], World], size: 
 
 
 @pytest.mark.parametrize(
-    ("context", "tensor", "count"), [(1, 1, 8), (1, 3, 9), (2, 1, 6), (2, 4, 8), (2, 5, 10), (4, 1, 4), (4, 3, 6)]
+    ("context", "tensor", "count"),
+    [(1, 1, 8), (1, 3, 9), (2, 1, 6), (2, 4, 8), (2, 5, 10), (2, 7, 14), (4, 1, 4), (4, 3, 6)],
 )
 def test_row_count(context: int, tensor: int, count: int) -> None:
     assert row_count([5, 3], context, tensor) == count
