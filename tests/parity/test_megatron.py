@@ -62,7 +62,7 @@ def deep(folder):
     return lambda family: folder(family, num_hidden_layers=LAYERS)
 
 
-@pytest.mark.parametrize(("family", "layout", "batching"), _cases())
+@pytest.mark.parametrize(("family", "layout", "batching"), list(_cases()))
 def test_equals_the_reference(family, layout, batching, world, deep, reference_run):
     engine = settings(layout, **BATCHING[batching])
     run = world(LAYOUTS[layout].processes)

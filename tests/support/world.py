@@ -33,6 +33,9 @@ PRELOAD = (
     *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt2")),
     "engines.worker",
     "engines_fsdp.engine",
+    "megatron.core.optimizer",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.pipeline_parallel",
 )
 """Imported once by the fork server, so that processes of a world start with them in memory. Installed modules only:
 the server of Python 3.11 ignores sys.path, and passes over what it can't import without a word."""

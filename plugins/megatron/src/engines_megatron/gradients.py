@@ -19,9 +19,7 @@ class Gradients:
     over tensor-parallel ranks and embeddings. So what earlier passes left is put aside meanwhile.
     """
 
-    def __init__(
-        self, chunks: Sequence[GPTChunk], config: TransformerConfig, *, distributed_optimizer: bool
-    ) -> None:
+    def __init__(self, chunks: Sequence[GPTChunk], config: TransformerConfig, *, distributed_optimizer: bool) -> None:
         """All ranks call it, with loaded weights."""
         settings = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
@@ -59,5 +57,7 @@ class Gradients:
 
     def _buffers(self) -> list[Tensor]:
         return [
-            buffer.grad_data for module in self.modules for buffer in (*module.buffers, *module.expert_parallel_buffers)
+            buffer.grad_data
+            for module in self.modules
+            for buffer in (*module.buffers, *module.expert_parallel_buffers)
         ]

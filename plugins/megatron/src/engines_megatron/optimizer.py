@@ -100,7 +100,7 @@ class Optimizer:
             part.zero_grad()
 
     def states(self) -> Iterator[ParameterState]:
-        """What is held of each parameter; under the distributed optimizer ranges may be empty, or parameters absent."""
+        """What is held of each parameter; under the distributed optimizer some are absent, and ranges are parts."""
         for parameter, place in self._places.items():
             yield self._state(parameter, place)
 

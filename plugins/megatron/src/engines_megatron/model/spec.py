@@ -25,7 +25,9 @@ def has_transformer_engine() -> bool:
     return find_spec("transformer_engine") is not None
 
 
-def decoder_spec(config: TransformerConfig, *, transformer_engine: bool, vp_stage: int | None) -> TransformerBlockSubmodules:
+def decoder_spec(
+    config: TransformerConfig, *, transformer_engine: bool, vp_stage: int | None
+) -> TransformerBlockSubmodules:
     """The spec of the decoder layers that this rank's chunk holds."""
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=transformer_engine, normalization="RMSNorm", vp_stage=vp_stage

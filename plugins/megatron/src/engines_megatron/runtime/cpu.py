@@ -1,4 +1,4 @@
-"""Megatron-Core on a CPU: inside its modules the name `torch` means a view of torch whose CUDA calls answer for the CPU.
+"""Megatron-Core on a CPU: inside its modules `torch` means a view of torch whose CUDA calls answer for the CPU.
 
 torch itself stays as it is for everybody else. The modules of `megatron.core` that are imported already are
 adapted at once, later ones as they load. Measured with 0.16.1; `_FIXES` lists what the view can't reach.
@@ -28,7 +28,9 @@ FACTORIES = ("zeros", "ones", "empty", "tensor", "full", "arange")
 def install() -> None:
     """Adapt Megatron-Core in this process. Raises `LaunchError` where it serves CUDA already."""
     kinds.claim("cpu")
-    warnings.filterwarnings("ignore", r"(Transformer Engine and Apex are|Apex is) not installed", module=r"megatron\.core")
+    warnings.filterwarnings(
+        "ignore", r"(Transformer Engine and Apex are|Apex is) not installed", module=r"megatron\.core"
+    )
     if not any(isinstance(finder, _Adapter) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Adapter())
         _answer_for_cpu_tensors()
