@@ -6,6 +6,7 @@ A field without a row here fails the test.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,17 @@ from engines.errors import CapabilityError, ConfigError, EngineNotFound, Engines
 from engines.losses import SFTLoss
 from engines.worker import TrainingWorker
 from engines_fsdp.config import FSDP2Config
+from engines_megatron.config import MegatronConfig
 from support.parity import pack, weights_of
 from support.samples import mini_batches
 from support.tiny import tiny_folder
 
 MODEL = {"dtype": "float32"}
 ENGINE = {"strategy": "fsdp2", "device": "cpu"}
+MEGATRON = {"strategy": "megatron"}
 OPTIMIZER = {"lr": 1e-3, "eps": 1e-4, "clip_grad": 1.0}
 STEPS = 3
+LAYERS = 4
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,12 @@ class Row:
     """Other settings of both runs."""
 
 
-def undeclared(value: Any, capability: str) -> Row:
-    return Row(value, refused=CapabilityError, said=f"{value!r} needs the capability {capability}, which fsdp2")
+def undeclared(value: Any, capability: str, by: str = "fsdp2") -> Row:
+    return Row(value, refused=CapabilityError, said=f"{value!r} needs the capability {capability}, which {by}")
+
+
+def no_experts(value: Any) -> Row:
+    return Row(value, refused=ConfigError, said=f"{value!r} is about experts, and this llama model has none")
 
 
 MODEL_ROWS = {
@@ -81,13 +89,44 @@ FSDP2_ROWS = {
     "reshard_after_forward": Row(False, differs="gathers"),
     "accumulate_gradients": Row("sharded", differs="reductions", beside={"micro_batch_size": 2}),
 }
-SECTIONS = {"model": MODEL_ROWS, "engine": ENGINE_ROWS | FSDP2_ROWS, "optimizer": OPTIMIZER_ROWS}
+MEGATRON_ENGINE_ROWS = {
+    "strategy": Row("fsdp2", differs="parameters"),
+    "device": Row("abacus", refused=LaunchError, said="abacus"),
+    "micro_batch_size": Row(2, differs="micro_batches"),
+    "max_tokens_per_micro_batch": Row(128, differs="micro_batches"),
+    "data_parallel_replicate_size": undeclared(2, "hybrid_shard", "megatron"),
+    "tensor_parallel_size": Row(2, differs="parameters"),
+    "sequence_parallel": Row(True, differs="calls", beside={"tensor_parallel_size": 2}),
+    "pipeline_parallel_size": Row(2, differs="parameters"),
+    "virtual_pipeline_parallel_size": Row(2, differs="layer_forwards", beside={"pipeline_parallel_size": 2}),
+    "context_parallel_size": Row(2, differs="micro_batches"),
+    "expert_parallel_size": no_experts(2),
+    "expert_tensor_parallel_size": no_experts(2),
+    "activation_checkpointing": Row(True, differs="layer_forwards"),
+    "moe_aux_loss_coefficient": no_experts(0.1),
+    "offload": undeclared(True, "offload", "megatron"),
+    "lora_rank": undeclared(8, "lora", "megatron"),
+}
+MEGATRON_ROWS = {
+    "distributed_optimizer": Row(True, differs="calls"),
+    "pipeline_layers": Row((1, 3), differs="parameters", beside={"pipeline_parallel_size": 2}),
+    "recompute": Row("selective", differs="layer_forwards", beside={"activation_checkpointing": True}),
+}
+SECTIONS = {
+    "model": MODEL_ROWS,
+    "engine": ENGINE_ROWS | FSDP2_ROWS,
+    "optimizer": OPTIMIZER_ROWS,
+    "megatron": MEGATRON_ENGINE_ROWS | MEGATRON_ROWS,
+}
+"""Rows of `megatron` are of `engine` too, over another strategy."""
 
 
 def test_every_field_has_a_row():
     fields = FSDP2Config.model_fields.keys()
     assert ENGINE_ROWS.keys() == EngineConfig.model_fields.keys()
     assert FSDP2_ROWS.keys() == fields - EngineConfig.model_fields.keys()
+    assert MEGATRON_ENGINE_ROWS.keys() == EngineConfig.model_fields.keys()
+    assert MEGATRON_ROWS.keys() == MegatronConfig.model_fields.keys() - EngineConfig.model_fields.keys()
     assert OPTIMIZER_ROWS.keys() == OptimizerConfig.model_fields.keys()
     assert MODEL_ROWS.keys() == ModelConfig.model_fields.keys()
 
@@ -103,7 +142,8 @@ class Watch:
     @hookimpl(wrapper=True)
     def forward_micro_batch(self, chunk, micro_batch):
         if not self._watching:
-            chunk.layers()[0].mlp.register_forward_pre_hook(self._count)
+            first = next(module for name, module in chunk.named_modules() if name.endswith("layers.0.mlp"))
+            first.register_forward_pre_hook(self._count)
             self._watching = True
         self.micro_batches.append(micro_batch.lengths)
         return (yield)
@@ -130,7 +170,9 @@ def observe(model, engine, optimizer) -> dict[str, Any]:
     watch = Watch()
     with TrainingWorker(model, engine, optimizer, total_steps=STEPS, wrappers=[watch]) as worker:
         worker.initialize()
-        with Collectives() as collectives:
+        collectives = Collectives()
+        # attention across ranks makes a tensor of a subclass of torch's, which torch can't under a dispatch mode
+        with collectives if engine.get("context_parallel_size", 1) == 1 else nullcontext():
             metrics = [worker.train_mini_batch(pack(samples), SFTLoss()) for samples in mini_batches()]
         return {
             "losses": [one["loss"] for one in metrics],
@@ -140,6 +182,7 @@ def observe(model, engine, optimizer) -> dict[str, Any]:
             "layer_forwards": watch.layer_forwards,
             "gathers": collectives.calls["_allgather_base_"],
             "reductions": collectives.calls["_reduce_scatter_base_"],
+            "calls": dict(collectives.calls),
             "parameters": worker.describe()["parameters_per_rank"],
         }
 
@@ -156,7 +199,7 @@ def attempt(model, engine, optimizer) -> dict[str, Any] | Exception:
 def run(world, tmp_path_factory):
     """`run(model=..., engine=..., optimizer=...)`: what rank 0 observed with these settings over the defaults."""
     folders = {
-        name: str(tiny_folder(tmp_path_factory.mktemp(name), "llama", seed=seed))
+        name: str(tiny_folder(tmp_path_factory.mktemp(name), "llama", seed=seed, num_hidden_layers=LAYERS))
         for seed, name in enumerate(("default", "another"))
     }
     known: dict[str, Any] = {}
@@ -177,19 +220,21 @@ def run(world, tmp_path_factory):
 )
 def test_no_field_is_ignored(section, name, run):
     row = SECTIONS[section][name]
-    found = run(**{section: {**row.beside, name: row.value}})
+    base = MEGATRON if section == "megatron" else {}
+    section = "engine" if section == "megatron" else section
+    found = run(**{section: {**base, **row.beside, name: row.value}})
     if row.refused is not None:
         assert type(found) is row.refused
         assert row.said in str(found)
         return
-    before = run(**{section: row.beside})
+    before = run(**{section: {**base, **row.beside}})
     assert isinstance(before, dict) and isinstance(found, dict), (before, found)
     assert found[row.differs] != before[row.differs]
 
 
 def test_equal_settings_make_no_difference(world, run, tmp_path):
     """Or every row above would pass."""
-    folder = str(tiny_folder(Path(tmp_path), "llama"))
+    folder = str(tiny_folder(Path(tmp_path), "llama", num_hidden_layers=LAYERS))
     assert world(2)(attempt, {"path": folder, **MODEL}, ENGINE, OPTIMIZER)[0] == run()
 
 
@@ -212,6 +257,8 @@ def test_equal_settings_make_no_difference(world, run, tmp_path):
         (EngineConfig, "tensor_parallel_size", 0),
         (EngineConfig, "moe_aux_loss_coefficient", float("nan")),
         (FSDP2Config, "accumulate_gradients", "both"),
+        (MegatronConfig, "pipeline_layers", (0,)),
+        (MegatronConfig, "recompute", "both"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(model, section, value):
