@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,6 +141,43 @@ def finished_run_without_checkpoints(work: Path) -> None:
     (work / "out" / "run.json").write_text('{"steps": 3, "finished": true}')
 
 
+def earlier_checkpoints(work: Path) -> None:
+    """`earlier`: the output folder of a run with two checkpoints, step-20 and a copy that isn't complete."""
+    from engines.weights import ModelFiles
+    from support.checkpoints import save_whole
+
+    checkpoints = work / "earlier" / "checkpoints"
+    save_whole(checkpoints / "step-20", model_files=ModelFiles.read(work / "model"))
+    shutil.copytree(checkpoints / "step-20", checkpoints / "step-30")
+    (checkpoints / "step-30" / "manifest.json").unlink()
+
+
+def earlier(change: Callable[[Path], object]) -> Prepare:
+    """`earlier_checkpoints`, and then a change to step-20."""
+
+    def prepare(work: Path) -> None:
+        earlier_checkpoints(work)
+        change(work / "earlier" / "checkpoints" / "step-20")
+
+    return prepare
+
+
+def without_config(work: Path) -> None:
+    from engines.weights import ModelFiles
+    from support.checkpoints import save_whole
+
+    save_whole(work / "earlier" / "checkpoints" / "step-20", model_files=ModelFiles(work, {}))
+
+
+def export_a_checkpoint(work: Path) -> None:
+    earlier_checkpoints(work)
+    shutil.copytree(work / "earlier" / "checkpoints" / "step-20", work / "out" / "export")
+
+
+STEP_20 = "model.path=earlier/checkpoints/step-20"
+LATEST_20 = "The latest complete one is earlier/checkpoints/step-20."
+WEIGHTS = "model-00000-of-00001.safetensors"
+
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
@@ -154,6 +193,48 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "weights pickled": (pickled_weights, [], ["holds no weights", "pytorch_model.bin", "save_pretrained"]),
     "weights truncated": (cut_weights, [], ["model.safetensors is truncated"]),
     "shard missing": (shards_missing, [], ["model-00001-of-00002.safetensors is missing"]),
+    "folder of checkpoints": (
+        earlier_checkpoints,
+        ["model.path=earlier/checkpoints"],
+        ["model.path: earlier/checkpoints holds checkpoints; name one of them", LATEST_20],
+    ),
+    "output folder": (earlier_checkpoints, ["model.path=earlier"], ["earlier holds checkpoints", LATEST_20]),
+    "checkpoint incomplete": (
+        earlier_checkpoints,
+        ["model.path=earlier/checkpoints/step-30"],
+        ["step-30 is not a complete checkpoint: it has no manifest.json", LATEST_20],
+    ),
+    "checkpoint absent": (
+        earlier_checkpoints,
+        ["model.path=earlier/checkpoints/step-9"],
+        ["there is no folder earlier/checkpoints/step-9", "earlier/checkpoints holds step-20, step-30"],
+    ),
+    "checkpoint truncated": (
+        earlier(lambda step: os.truncate(step / WEIGHTS, 100)),
+        [STEP_20],
+        [f"model.path: earlier/checkpoints/step-20/{WEIGHTS} has 100 bytes", "holds no complete checkpoint"],
+    ),
+    "config of a checkpoint changed": (
+        earlier(lambda step: (step / "config.json").write_text((step / "config.json").read_text() + " ")),
+        [STEP_20],
+        ["model.path: earlier/checkpoints/step-20/config.json has"],
+    ),
+    "config of a checkpoint lost": (
+        earlier(lambda step: (step / "config.json").unlink()),
+        [STEP_20],
+        ["earlier/checkpoints/step-20/config.json is missing"],
+    ),
+    "manifest of something else": (
+        earlier(lambda step: (step / "manifest.json").write_text("{}")),
+        [STEP_20],
+        ["model.path: earlier/checkpoints/step-20/manifest.json is damaged"],
+    ),
+    "checkpoint of before": (
+        without_config,
+        [STEP_20],
+        ["earlier/checkpoints/step-20 is a checkpoint without config.json", "name the run's export"],
+    ),
+    "export a checkpoint": (export_a_checkpoint, [], ["export is not a model folder that an export could replace"]),
     "no data": (lose("data.jsonl"), [], ["there is no data file"]),
     "data empty": (put("data.jsonl", ""), [], ["data.jsonl holds no records"]),
     "data broken": (put("data.jsonl", '{"input_ids": [1]}\n{'), [], ["data.jsonl, line 2: broken JSON"]),

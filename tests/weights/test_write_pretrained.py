@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engines.errors import ModelError
 from engines.weights import ModelFiles, PretrainedFolder, write_pretrained
+from support.checkpoints import save_whole
 from support.tiny import random_sequences, tiny_folder, tiny_model
 
 
@@ -144,6 +145,14 @@ def test_an_earlier_export_is_replaced_and_anything_else_is_not(tmp_path: Path, 
     with pytest.raises(ModelError, match="is a URL"):
         export(source, "hf://me/model")  # type: ignore[arg-type]
     assert names_in(tmp_path / "photos") == {"cat.jpg"}
+
+
+def test_a_checkpoint_is_not_replaced(tmp_path: Path, source: Path) -> None:
+    save_whole(tmp_path / "step-20")
+    assert (tmp_path / "step-20/config.json").exists(), "as in an export"
+    with pytest.raises(ModelError, match="step-20 is a checkpoint, which an export would replace"):
+        export(source, tmp_path / "step-20")
+    assert (tmp_path / "step-20/manifest.json").exists()
 
 
 @pytest.mark.parametrize(
