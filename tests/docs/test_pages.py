@@ -63,8 +63,11 @@ def test_recipes_are_valid(recipe: Path) -> None:
 
 
 def test_keys_that_are_set_in_prose_exist() -> None:
-    recipe, _ = build_recipe(yaml.safe_load(blocks("yaml")[0]))
-    keys = {f"{name}.{key}" for name, part in recipe.model_dump().items() if isinstance(part, dict) for key in part}
+    keys = set()
+    for strategy in ("fsdp2", "megatron"):
+        recipe, _ = build_recipe(yaml.safe_load(blocks("yaml")[0]) | {"engine": {"strategy": strategy}})
+        parts = recipe.model_dump().items()
+        keys |= {f"{name}.{key}" for name, part in parts if isinstance(part, dict) for key in part}
     assert set(re.findall(r"\b([a-z]+\.[a-z_]+)[=:] ?[\w\[]", EVERYTHING)) <= keys
 
 
