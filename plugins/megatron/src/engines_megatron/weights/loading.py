@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engines.weights import PretrainedFolder
+from engines.checkpoint import open_weights
 from engines_megatron.architectures import Architecture
 from engines_megatron.model.chunk import GPTChunk
 from engines_megatron.weights.names import SCORE
 from engines_megatron.weights.pieces import find_pieces, padding
-from engines_megatron.weights.source import Source
+from engines_megatron.weights.source import load_plan
 
 
 @torch.no_grad()
@@ -23,15 +23,16 @@ def load_pretrained(
     """Fill `chunks` from `path`; rows that fill up the vocabulary become zero. All ranks, in `initialize`.
 
     A value model that is loaded from a language model gets a new head, the same on every rank and at every layout.
-    Raises `ModelError`, on all ranks, for weights that are missing, unexpected or of another shape.
+    Raises `ModelError`, on all ranks, for weights that are missing, unexpected or of another shape, and
+    `CheckpointError` for a checkpoint that is damaged.
     """
-    reader = PretrainedFolder(path)
+    reader = open_weights(path)
     try:
-        source = Source(reader, architecture, model_type)
+        plan = load_plan(reader, architecture, model_type)
         pieces = find_pieces(chunks, architecture)
         for piece in pieces:
-            if piece.name in source:
-                piece.view.copy_(source.read(piece.name, piece.offset, piece.view.shape))
+            if piece.name in plan:
+                piece.view.copy_(plan[piece.name].read(piece.offset, piece.view.shape))
             else:
                 assert piece.name == SCORE, piece.name
                 piece.view.copy_(new_head(architecture))
