@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engines.errors import ConfigError
@@ -39,6 +39,7 @@ def pipeline(stages: int, per_stage: int, **settings: object) -> MegatronConfig:
     return MegatronConfig(pipeline_parallel_size=stages, virtual_pipeline_parallel_size=per_stage, **settings)
 
 
+@settings(deadline=None)
 @given(layers=st.integers(1, 60), stages=small, per_stage=small)
 def test_chunks_are_as_even_as_possible(layers: int, stages: int, per_stage: int) -> None:
     assume(stages * per_stage <= layers and (stages > 1 or per_stage == 1))
@@ -49,6 +50,7 @@ def test_chunks_are_as_even_as_possible(layers: int, stages: int, per_stage: int
     assert list(chunks) == sorted(chunks, reverse=True)
 
 
+@settings(deadline=None)
 @given(layers=st.integers(1, 10), stages=small, per_stage=small)
 def test_chunks_without_layers_are_refused(layers: int, stages: int, per_stage: int) -> None:
     assume(stages > 1 and stages * per_stage > layers)
@@ -56,6 +58,7 @@ def test_chunks_without_layers_are_refused(layers: int, stages: int, per_stage: 
         plan_layout(pipeline(stages, per_stage), replace(DENSE, num_layers=layers), stages)
 
 
+@settings(deadline=None)
 @given(given_layers=st.lists(st.integers(1, 5), min_size=2, max_size=6))
 def test_given_numbers_of_layers_are_kept(given_layers: list[int]) -> None:
     stages, layers = len(given_layers), sum(given_layers)
@@ -65,6 +68,7 @@ def test_given_numbers_of_layers_are_kept(given_layers: list[int]) -> None:
         plan_layout(config, replace(DENSE, num_layers=layers + 1), stages)
 
 
+@settings(deadline=None)
 @given(vocabulary=st.integers(1, 5000), tensor=st.sampled_from([1, 2, 3, 4, 6, 12]))
 def test_vocabularies_are_padded_as_little_as_possible(vocabulary: int, tensor: int) -> None:
     layout = plan_layout(MegatronConfig(tensor_parallel_size=tensor), replace(DENSE, vocab_size=vocabulary), tensor)
@@ -72,6 +76,7 @@ def test_vocabularies_are_padded_as_little_as_possible(vocabulary: int, tensor: 
     assert 0 <= layout.padded_vocab_size - vocabulary < tensor
 
 
+@settings(deadline=None)
 @given(
     tensor=st.integers(1, 4),
     context=st.integers(1, 3),
@@ -104,6 +109,7 @@ def test_the_world_is_what_megatron_can_factor(
     assert layout.sequence_parallel is (tensor > 1)
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 60))
 def test_sizes_that_work_do(size: int) -> None:
     """What a refusal offers is accepted, and nothing else is."""
