@@ -84,17 +84,7 @@ def why_no_model(path: Path) -> EnginesError | None:
     if any((path / name).is_file() for name in PRETRAINED):
         return None
     if is_checkpoint(path):
-        if (path / "config.json").is_file():
-            return None
-        try:
-            look(path)
-        except CheckpointError as error:
-            return error
-        return CheckpointError(
-            f"model.path: {path} is a checkpoint without config.json, as engines-core wrote them once:"
-            " its own run can be resumed from it, but no other can start from it",
-            "Go on with its run for a step, and name the checkpoint that this saves; or name the run's export.",
-        )
+        return None if (path / "config.json").is_file() else _why_no_config(path)
     if any(next(path.glob(pattern), None) for pattern in _PIECES):
         return CheckpointError(
             f"model.path: {path} is not a complete checkpoint: it has no {MANIFEST}", latest(path.parent)
@@ -104,6 +94,18 @@ def why_no_model(path: Path) -> EnginesError | None:
             export = f" Its export is {path / 'export'}." if (path / "export/config.json").is_file() else ""
             return ModelError(f"model.path: {path} holds checkpoints; name one of them", latest(folder) + export)
     return None
+
+
+def _why_no_config(checkpoint: Path) -> CheckpointError:
+    try:
+        look(checkpoint)
+    except CheckpointError as error:
+        return error
+    return CheckpointError(
+        f"model.path: {checkpoint} is a checkpoint without config.json, as engines-core wrote them once:"
+        " its own run can be resumed from it, but no other can start from it",
+        "Go on with its run for a step, and name the checkpoint that this saves; or name the run's export.",
+    )
 
 
 def latest(folder: Path) -> str:
