@@ -79,9 +79,55 @@ def test_unknown_outputs():
         make({"lr": 0.1}).train_batch(sequences(3), Misspelt())
 
 
-def test_values_of_a_language_model():
-    with pytest.raises(ConfigError, match="values need a value_model; this engine is a language_model"):
-        make().infer_batch(sequences(3), needs={"values"})
+class Critical(SFTLoss):
+    """Reads values."""
+
+    needs = frozenset({"values"})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "ask", "said"),
+    [
+        (
+            "language_model",
+            lambda engine: engine.infer_batch(sequences(3), needs={"values"}),
+            "the call asks for values, which a value_model gives; this engine is a language_model\n"
+            "create it with another model_type, or ask for entropy or log_probs",
+        ),
+        (
+            "language_model",
+            lambda engine: engine.train_batch(sequences(3), Critical()),
+            "Critical reads values, which a value_model gives; this engine is a language_model",
+        ),
+        (
+            "value_model",
+            lambda engine: engine.infer_batch(sequences(3)),
+            "the call asks for log_probs, which a language_model gives; this engine is a value_model\n"
+            "create it with another model_type, or ask for values",
+        ),
+        (
+            "value_model",
+            lambda engine: engine.infer_batch(sequences(3), needs={"values", "entropy"}),
+            "the call asks for entropy, which a language_model gives",
+        ),
+        (
+            "value_model",
+            lambda engine: engine.infer_batch(sequences(3), needs=(), loss=SFTLoss()),
+            "SFTLoss reads log_probs, which a language_model gives",
+        ),
+        ("value_model", lambda engine: engine.train_batch(sequences(3), SFTLoss()), "SFTLoss reads log_probs"),
+        ("value_model", lambda engine: engine.forward_backward(sequences(3), SFTLoss()), "SFTLoss reads log_probs"),
+    ],
+)
+def test_outputs_of_the_other_type_of_model(model_type, ask, said):
+    with registered(model_type=["language_model", "value_model"]):
+        engine = create(MODEL, {"strategy": "bigram"}, {"lr": 0.1}, model_type=model_type)
+    engine.initialize()
+    engine._base.calls.clear()
+    with pytest.raises(ConfigError) as error:
+        ask(engine)
+    assert said in str(error.value)
+    assert "forward" not in engine._base.calls
 
 
 def test_a_field_that_the_loss_reads_and_the_batch_lacks():

@@ -15,8 +15,13 @@ from torch import Tensor
 
 from engines.errors import BatchError
 
-OUTPUTS = frozenset({"log_probs", "entropy", "values"})
-"""Per-token outputs that a loss or a caller may ask for, in api 1. `values` brings `last_values` with it."""
+OUTPUTS_OF: Mapping[str, frozenset[str]] = {
+    "language_model": frozenset({"log_probs", "entropy"}),
+    "value_model": frozenset({"values"}),
+}
+"""Per-token outputs that each type of model gives."""
+OUTPUTS = frozenset().union(*OUTPUTS_OF.values())
+"""Those that a loss or a caller may ask for, in api 1. `values` brings `last_values` with it."""
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,10 @@ class TrainingWorker:
         return self.engine.load_checkpoint(path)
 
     def export(self, path: str | os.PathLike[str], plan: ExportPlan | None = None) -> None:
-        """Write a Hugging Face folder, as `save_pretrained` of the model would; streams, rank 0 writes."""
+        """Write a Hugging Face folder, as `save_pretrained` of the model would; streams, rank 0 writes.
+
+        A value model becomes a sequence classification of one label, whose score is the value after the last token.
+        """
         stream, _ = self.engine.get_per_tensor_param(plan)
         write_pretrained(
             stream,
@@ -168,6 +171,7 @@ class TrainingWorker:
             target=Path(path),
             dtype=getattr(torch, self.engine.model.dtype),
             is_writer=self.rank == 0,
+            model_type=self.selection.model_type,
         )
 
     def describe(self) -> dict[str, Any]:

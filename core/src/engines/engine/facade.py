@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from engines.batch import OUTPUTS, Batch, TokenOutputs
+from engines.batch import OUTPUTS, OUTPUTS_OF, Batch, TokenOutputs
 from engines.checkpoint import CheckpointInfo
 from engines.config import ModelConfig
 from engines.contract import BaseEngine, EngineContext, ExportPlan, MicroResult, Mode, Part, Ranks, StepResult
@@ -180,7 +180,7 @@ class Engine:
         Returns `train_batch`'s metrics without those of the step, and `empty`: whether nothing counts, in which
         case no forward ran.
         """
-        self._check_needs(loss.needs)
+        self._check_needs(loss.needs, f"{type(loss).__name__} reads")
         with self.train_mode():
             done = self._prepare(batch, loss, forward_only=False)
             bound = StepLoss(loss, done.denominators)
@@ -206,7 +206,9 @@ class Engine:
         `share`: broadcast outputs inside the replica, so that every rank of it has them for a next step.
         """
         wanted = frozenset(needs)
-        self._check_needs(wanted | (loss.needs if loss is not None else frozenset()))
+        self._check_needs(wanted, "the call asks for")
+        if loss is not None:
+            self._check_needs(loss.needs, f"{type(loss).__name__} reads")
         with self.eval_mode(), torch.no_grad():
             done = self._prepare(batch, loss, forward_only=True)
             bound = StepLoss(loss, done.denominators, keep=wanted) if loss is not None else None
@@ -346,14 +348,21 @@ class Engine:
         if self._ctx.optimizer is None:
             raise ConfigError("this engine was created without an optimizer; it can only infer", "pass `optimizer`")
 
-    def _check_needs(self, needs: frozenset[str]) -> None:
+    def _check_needs(self, needs: frozenset[str], who: str) -> None:
+        """Refuse outputs that this engine doesn't give, before ranks wait for each other."""
         unknown = sorted(needs - OUTPUTS)
         if unknown:
-            raise ConfigError(f"unknown outputs {unknown}; engines give {sorted(OUTPUTS)}")
+            raise ConfigError(f"{who} unknown outputs {unknown}; engines give {sorted(OUTPUTS)}")
+        model_type = self._ctx.model_type
+        mine = OUTPUTS_OF.get(model_type, OUTPUTS)
+        if lacking := needs - mine:
+            owners = " or ".join(name for name, given in OUTPUTS_OF.items() if given & lacking)
+            raise ConfigError(
+                f"{who} {', '.join(sorted(lacking))}, which a {owners} gives; this engine is a {model_type}",
+                f"create it with another model_type, or ask for {' or '.join(sorted(mine))}",
+            )
         if "entropy" in needs:
             self._need("entropy", "the output entropy")
-        if "values" in needs and self._ctx.model_type != "value_model":
-            raise ConfigError(f"values need a value_model; this engine is a {self._ctx.model_type}")
 
     def __init_subclass__(cls, **kwargs: Mapping[str, Any]) -> None:
         raise TypeError("Engine is final: subclass BaseEngine to add a backend, register a wrapper to observe one")

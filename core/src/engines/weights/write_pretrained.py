@@ -20,6 +20,7 @@ from engines.weights.durable import leftovers, local_folder, publish, temporary_
 from engines.weights.model_files import ModelFiles
 from engines.weights.pretrained_folder import WEIGHTS, WEIGHTS_INDEX
 from engines.weights.safetensors_file import write_safetensors
+from engines.weights.value_config import value_config
 
 MAX_SHARD_BYTES = 10**9
 
@@ -31,6 +32,7 @@ def write_pretrained(
     target: Path,
     dtype: torch.dtype,
     is_writer: bool,
+    model_type: str = "language_model",
     max_shard_bytes: int = MAX_SHARD_BYTES,
     group: ProcessGroup | None = None,
 ) -> None:
@@ -38,7 +40,8 @@ def write_pretrained(
 
     `stream`: (Hugging Face name, full tensor), drained by every rank; floating-point tensors are cast to `dtype`.
     `source`: config, tokenizer and chat template of the model that was loaded. `is_writer`: True on exactly one rank,
-    which holds at most `max_shard_bytes` (or one larger tensor) in memory.
+    which holds at most `max_shard_bytes` (or one larger tensor) in memory. `model_type`: of the stream, whatever was
+    loaded; a value model becomes a sequence classification of one label.
 
     The folder appears when all of it is on the disk, and replaces an earlier export then. If the writer fails, the
     stream is drained all the same, so that no rank waits for another, and every rank raises `ModelError`.
@@ -49,7 +52,7 @@ def write_pretrained(
     try:
         with peers.all_or_none(f"cannot export to {target}", error=ModelError):
             if is_writer:
-                writer = _FolderWriter(source, target, dtype, max_shard_bytes)
+                writer = _FolderWriter(source, target, dtype, model_type, max_shard_bytes)
         for name, tensor in stream:
             try:
                 if writer is not None and failure is None:
@@ -69,11 +72,14 @@ def write_pretrained(
 class _FolderWriter:
     """Collects tensors into shards of a temporary folder; `finish` gives it its name."""
 
-    def __init__(self, source: ModelFiles, target: Path, dtype: torch.dtype, max_shard_bytes: int) -> None:
+    def __init__(
+        self, source: ModelFiles, target: Path, dtype: torch.dtype, model_type: str, max_shard_bytes: int
+    ) -> None:
         self._source, self._target = source, local_folder(target, error=ModelError)
         self._dtype = dtype
         self._max_shard_bytes = max_shard_bytes
-        self._config = {**source.config(), "dtype": str(dtype).removeprefix("torch.")}
+        config = value_config(source.config()) if model_type == "value_model" else source.config()
+        self._config = {**config, "dtype": str(dtype).removeprefix("torch.")}
         self._config.pop("torch_dtype", None)
         self._check_target()
         self._bucket: dict[str, Tensor] = {}

@@ -1,0 +1,298 @@
+"""A value model at every layout is a transformers backbone with a linear head, and leaves as a folder of one."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engines.batch import Batch, TokenOutputs
+from engines.errors import ConfigError
+from engines.losses import SFTLoss
+from engines.worker import TrainingWorker
+from support.megatron import LAYOUTS, fits, settings
+from support.parity import OPTIMIZER, assert_metrics_agree, assert_weights_agree, same_bits, weights_of
+from support.reference import Run, Sample, ValuedSample, ValueModel
+from support.samples import mini_batches
+from support.world import World
+
+Worlds = Callable[[int], World]
+Folders = Callable[..., Path]
+
+METRICS, WEIGHTS = 5e-6, 3e-5
+FAMILIES = ("llama", "llama_tied", "qwen3", "qwen3_moe")
+HELD = (
+    *("single", "tp2", "tp2 sp", "pp2", "pp4 uneven", "pp2 vpp2"),
+    *("cp2", "tp2 cp2", "pp2 dp2 distributed", "ep2", "pp2 ep2"),
+)
+BATCHING = ({}, {"micro_batch_size": 1}, {"max_tokens_per_micro_batch": 128})
+
+
+class ValueLoss:
+    """Mean squared errors: over targets, of the value that precedes each, and over sequences, of the last one."""
+
+    needs = frozenset({"values"})
+    fields = frozenset({"loss_mask", "returns", "reward"})
+    targets_only = True
+    equal_weights = False
+
+    def __init__(self, of_targets: float = 1.0, of_ends: float = 1.0) -> None:
+        self.coefficients = {"targets": of_targets, "ends": of_ends}
+
+    def denominators(self, batch: Batch) -> dict[str, Tensor]:
+        return {"targets": batch["loss_mask"].sum(), "ends": torch.tensor(len(batch))}
+
+    def __call__(self, out: TokenOutputs, batch: Batch) -> dict[str, Tensor]:
+        mask = batch["loss_mask"]
+        return {
+            "targets": (out.values[mask] - batch["returns"][mask]).square().sum(),
+            "ends": (out.last_values - batch["reward"]).square().sum(),
+        }
+
+
+def valued(size: int = 8) -> list[list[ValuedSample]]:
+    """Three mini-batches with values to be met, and in each a sample of a single token."""
+    draw = random.Random(5)
+
+    def value(sample: Sample) -> ValuedSample:
+        returns = [draw.gauss(0, 1) for _ in sample.input_ids]
+        return ValuedSample(sample.input_ids, sample.loss_mask, returns, draw.gauss(0, 1))
+
+    single = Sample([7], [False])
+    return [[value(sample) for sample in [*samples, single][-size - 1 :]] for samples in mini_batches(size)]
+
+
+SAMPLES = valued()
+
+
+def pack(samples: Sequence[ValuedSample]) -> Batch:
+    rows = [{name: getattr(one, name) for name in ("input_ids", "loss_mask", "returns")} for one in samples]
+    return Batch.from_sequences(rows, sequences={"reward": torch.tensor([one.reward for one in samples])})
+
+
+@pytest.fixture(scope="module")
+def scored(deep: Folders, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """`scored(family)`: a value model as transformers saves one."""
+    from transformers import AutoModelForSequenceClassification
+
+    def make(family: str) -> Path:
+        model = AutoModelForSequenceClassification.from_pretrained(deep(family), num_labels=1, dtype=torch.float32)
+        torch.nn.init.normal_(model.score.weight, std=0.125, generator=torch.Generator().manual_seed(2))
+        folder = tmp_path_factory.mktemp("value") / family
+        model.save_pretrained(folder)
+        return folder
+
+    return cache(make)
+
+
+def head_in(folder: Path) -> Tensor:
+    return load_file(folder / "model.safetensors")["score.weight"]
+
+
+def reference_values(model: ValueModel, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    """Target-aligned values `[total_tokens]`, and last values `[n]`."""
+    with torch.no_grad():
+        found = [model.after_each_token(sample.input_ids) for sample in samples]
+    return torch.cat([torch.cat([one.new_zeros(1), one[:-1]]) for one in found]), torch.stack([f[-1] for f in found])
+
+
+@pytest.fixture(scope="module")
+def expected(scored: Folders) -> Callable[..., tuple[tuple[Tensor, Tensor], Run]]:
+    """Values of the first mini-batch before training, and the run; of a reference model."""
+
+    @cache
+    def run(family: str, size: int = 8, **weights: float) -> tuple[tuple[Tensor, Tensor], Run]:
+        model = ValueModel(scored(family), head_in(scored(family)))
+        batches = valued(size)
+        return reference_values(model, batches[0]), model.train(batches, **weights, **OPTIMIZER)
+
+    return run
+
+
+def worker_of(folder: Path, engine: Mapping[str, Any], **more: Any) -> TrainingWorker:
+    made = TrainingWorker({"path": str(folder)}, engine, OPTIMIZER, model_type="value_model", total_steps=3, **more)
+    made.initialize()
+    return made
+
+
+def values_of(worker: TrainingWorker, samples: Sequence[ValuedSample]) -> tuple[Tensor, Tensor]:
+    outputs = worker.infer_batch(pack(samples), needs=("values",)).outputs
+    assert outputs.present().keys() == {"values", "last_values"}
+    return outputs.values, outputs.last_values
+
+
+def train_values(
+    folder: Path, batches: Sequence[Sequence[ValuedSample]], engine: Mapping[str, Any], loss: ValueLoss
+) -> tuple[tuple[Tensor, Tensor], Run]:
+    """One rank's part: values of the first mini-batch, then a step on each."""
+    run = Run()
+    with worker_of(folder, engine) as worker:
+        before = values_of(worker, batches[0])
+        for samples in batches:
+            metrics = worker.train_mini_batch(pack(samples), loss)
+            assert metrics["skipped_step"] is None
+            run.losses.append(metrics["loss"])
+            run.grad_norms.append(metrics["grad_norm"])
+            run.lrs.append(metrics["lr"])
+        weights = weights_of(worker)
+        if worker.rank == 0:
+            run.weights = weights
+    return before, run
+
+
+def assert_values_agree(found: Sequence[tuple[Tensor, Tensor]], reference: tuple[Tensor, Tensor]) -> None:
+    """Every rank has the same, and the reference's."""
+    for one in found:
+        for mine, first, truth in zip(one, found[0], reference, strict=True):
+            assert torch.equal(mine, first), "ranks disagree"
+            torch.testing.assert_close(mine, truth, rtol=1e-5, atol=5e-6)
+
+
+def assert_trains_alike(
+    ranks: Sequence[tuple[tuple[Tensor, Tensor], Run]], reference: tuple[tuple[Tensor, Tensor], Run]
+) -> None:
+    assert_values_agree([values for values, _ in ranks], reference[0])
+    assert_metrics_agree([run for _, run in ranks], reference[1], METRICS)
+    assert_weights_agree(ranks[0][1].weights, reference[1].weights, WEIGHTS)
+
+
+def _cases() -> list[Any]:
+    """Each layout with one family in `make test`, with the others in `make test-more`."""
+    cases = []
+    for place, layout in enumerate(HELD):
+        able = [family for family in FAMILIES if fits(family, layout)]
+        for number, family in enumerate(able):
+            marks = () if number == place % len(able) else pytest.mark.more
+            cases.append(pytest.param(family, layout, BATCHING[(place + number) % 3], marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize(("family", "layout", "batching"), _cases())
+def test_equals_a_backbone_with_a_linear_head(
+    family: str, layout: str, batching: dict[str, int], scored: Folders, expected: Callable[..., Any], world: Worlds
+):
+    run = world(LAYOUTS[layout].processes)
+    ranks = run(train_values, scored(family), SAMPLES, settings(layout, **batching), ValueLoss())
+    assert_trains_alike(ranks, expected(family))
+
+
+@pytest.mark.parametrize("layout", ["tp2 sp", "cp2", "pp2 dp2 distributed"])
+def test_a_loss_of_last_values_alone(layout: str, scored: Folders, expected: Callable[..., Any], world: Worlds):
+    run = world(LAYOUTS[layout].processes)
+    ranks = run(train_values, scored("llama"), SAMPLES, settings(layout), ValueLoss(of_targets=0.0))
+    assert_trains_alike(ranks, expected("llama", of_targets=0.0))
+
+
+@pytest.mark.parametrize("layout", ["pp4 uneven", "pp2 dp2 distributed"])
+def test_fewer_samples_than_ranks(layout: str, scored: Folders, expected: Callable[..., Any], world: Worlds):
+    run = world(LAYOUTS[layout].processes)
+    ranks = run(train_values, scored("llama_tied"), valued(1), settings(layout), ValueLoss())
+    assert_trains_alike(ranks, expected("llama_tied", 1))
+
+
+def start(folder: Path, engine: Mapping[str, Any], seed: int) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
+    """Weights of a worker that has just begun, and its values."""
+    with worker_of(folder, engine, seed=seed) as worker:
+        return weights_of(worker), values_of(worker, SAMPLES[0])
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_tied"])
+def test_a_language_model_gets_a_head_that_depends_on_the_seed_alone(family: str, deep: Folders, world: Worlds):
+    folder = deep(family)
+    (first, values), *_ = world(1)(start, folder, settings("single"), 3)
+    assert_values_agree([values], reference_values(ValueModel(folder, first["score.weight"]), SAMPLES[0]))
+    for layout in ("pp2 vpp2", "tp2 cp2"):
+        for weights, found in world(LAYOUTS[layout].processes)(start, folder, settings(layout), 3):
+            assert same_bits(weights, first)
+            assert_values_agree([found], values)
+    (other, _), *_ = world(1)(start, folder, settings("single"), 4)
+    assert not torch.equal(other.pop("score.weight"), first.pop("score.weight"))
+    assert same_bits(other, first)
+
+
+def train_and_export(
+    folder: Path, engine: Mapping[str, Any], target: Path
+) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
+    """Weights and values after a step, which `target` then holds."""
+    with worker_of(folder, engine) as worker:
+        worker.train_mini_batch(pack(SAMPLES[0]), ValueLoss())
+        worker.export(target)
+        return weights_of(worker), values_of(worker, SAMPLES[1])
+
+
+@pytest.mark.parametrize(
+    ("family", "made_by", "layout", "other"),
+    [
+        ("llama", "deep", "pp2 vpp2", "tp2 sp"),
+        ("llama_tied", "deep", "tp2 cp2", "pp2"),
+        ("qwen3", "scored", "tp2", "cp2"),
+        ("qwen3_moe", "deep", "pp2 ep2", "tp2 ep2"),
+    ],
+)
+def test_transformers_and_any_layout_load_an_export(
+    family: str,
+    made_by: str,
+    layout: str,
+    other: str,
+    request: pytest.FixtureRequest,
+    world: Worlds,
+    tmp_path: Path,
+):
+    from transformers import AutoModelForSequenceClassification
+
+    source, target = request.getfixturevalue(made_by)(family), tmp_path / "export"
+    weights, values = world(LAYOUTS[layout].processes)(train_and_export, source, settings(layout), target)[0]
+    model, info = AutoModelForSequenceClassification.from_pretrained(
+        target, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert model.config.num_labels == 1
+    assert not any(info.values()), info
+    with torch.no_grad():
+        scores = [model(torch.tensor([sample.input_ids])).logits for sample in SAMPLES[1]]
+    torch.testing.assert_close(torch.cat(scores)[:, 0], values[1], rtol=1e-5, atol=5e-6)
+
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("export", "theirs"))
+    assert ours == theirs
+
+    for loaded, found in world(LAYOUTS[other].processes)(start, target, settings(other), 9):
+        assert same_bits(loaded, weights)
+        assert_values_agree([found], reference_values(ValueModel(target, head_in(target)), SAMPLES[0]))
+
+
+def refusals(folder: Path, engine: Mapping[str, Any]) -> list[str]:
+    """What asking a value model for a language model's outputs says."""
+    said = []
+    with worker_of(folder, engine) as worker:
+        batch = pack(SAMPLES[0])
+        for ask in (
+            lambda: worker.infer_batch(batch),
+            lambda: worker.infer_batch(batch, needs=("values", "entropy")),
+            lambda: worker.evaluate(batch, SFTLoss()),
+            lambda: worker.train_mini_batch(batch, SFTLoss()),
+        ):
+            try:
+                ask()
+            except ConfigError as error:
+                said.append(error.message)
+        assert worker.train_mini_batch(batch, ValueLoss())["skipped_step"] is None
+    return said
+
+
+def test_outputs_of_a_language_model_are_refused_on_every_rank(scored: Folders, world: Worlds):
+    gives = "which a language_model gives; this engine is a value_model"
+    for said in world(2)(refusals, scored("llama"), settings("pp2")):
+        assert said == [
+            f"the call asks for log_probs, {gives}",
+            f"the call asks for entropy, {gives}",
+            f"SFTLoss reads log_probs, {gives}",
+            f"SFTLoss reads log_probs, {gives}",
+        ]
