@@ -102,13 +102,20 @@ def test_every_difference_is_listed() -> None:
         config={"architectures": ["Qwen3ForCausalLM"], "vocab_size": 512, "rope": {"theta": 1e6}}, tokenizer_xxh3=None
     )
     differences = compare(
-        info(), info(backend="megatron", model=other, optimizer={"lr": 2e-3, "betas": [0.9, 0.999]})
+        info(),
+        info(
+            backend="megatron",
+            model=other,
+            model_type="value_model",
+            optimizer={"lr": 2e-3, "betas": [0.9, 0.999]},
+        ),
     )
     assert differences == [
         "engine: fsdp2 in the checkpoint, megatron in this run",
         "model.architectures: ['LlamaForCausalLM'] in the checkpoint, ['Qwen3ForCausalLM'] in this run",
         "model.vocab_size: 256 in the checkpoint, 512 in this run",
         "model.rope.theta: 10000.0 in the checkpoint, 1000000.0 in this run",
+        "model_type: language_model in the checkpoint, value_model in this run",
         "vocabulary (tokenizer.json): 00ff in the checkpoint, nothing in this run",
         "optimizer.lr: 0.001 in the checkpoint, 0.002 in this run",
     ]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engines.batch import Batch, TokenOutputs
-from engines.errors import ConfigError
+from engines.errors import CheckpointError, ConfigError
 from engines.losses import SFTLoss
 from engines.worker import TrainingWorker
 from support.megatron import LAYOUTS, fits, settings
@@ -296,3 +296,62 @@ def test_outputs_of_a_language_model_are_refused_on_every_rank(scored: Folders, 
             f"SFTLoss reads log_probs, {gives}",
             f"SFTLoss reads log_probs, {gives}",
         ]
+
+
+def heads(folder: Path, engine: Mapping[str, Any]) -> list[Tensor]:
+    """This rank's, though ranks were seeded differently."""
+    with TrainingWorker({"path": str(folder)}, engine, model_type="value_model") as worker:
+        torch.manual_seed(worker.rank)
+        worker.initialize()
+        return [chunk.score.weight.detach().clone() for chunk in worker.engine._base._chunks if chunk.post_process]
+
+
+@pytest.mark.parametrize("layout", ["tp2 cp2", "pp2 dp2 distributed"])
+def test_all_ranks_of_a_last_stage_have_one_head(layout: str, deep: Folders, world: Worlds):
+    found = [head for rank in world(4)(heads, deep("llama"), settings(layout)) for head in rank]
+    assert len(found) == LAYOUTS[layout].processes // LAYOUTS[layout].engine.get("pipeline_parallel_size", 1)
+    assert all(torch.equal(head, found[0]) for head in found)
+
+
+def save_and_go_on(
+    folder: Path, engine: Mapping[str, Any], checkpoint: Path
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and metrics of a second step, a checkpoint before it."""
+    with worker_of(folder, engine) as worker:
+        worker.train_mini_batch(pack(SAMPLES[0]), ValueLoss())
+        worker.save_checkpoint(checkpoint, step=1)
+        metrics = worker.train_mini_batch(pack(SAMPLES[1]), ValueLoss())
+        return weights_of(worker), metrics
+
+
+def resume(folder: Path, engine: Mapping[str, Any], checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The same second step, from the checkpoint; the seed, and with it the head, was another."""
+    with worker_of(folder, engine, seed=11) as worker:
+        worker.load_checkpoint(checkpoint)
+        metrics = worker.train_mini_batch(pack(SAMPLES[1]), ValueLoss())
+        return weights_of(worker), metrics
+
+
+def load_as_language_model(folder: Path, engine: Mapping[str, Any], checkpoint: Path) -> str:
+    with TrainingWorker({"path": str(folder)}, engine, OPTIMIZER) as worker:
+        worker.initialize()
+        try:
+            worker.load_checkpoint(checkpoint)
+        except CheckpointError as error:
+            return str(error)
+    raise AssertionError("it loaded")
+
+
+def test_it_resumes_from_a_checkpoint_of_its_own(deep: Folders, world: Worlds, tmp_path: Path):
+    folder, checkpoint = deep("llama_tied"), tmp_path / "step-1"
+    layout = "pp2 dp2 distributed"
+    weights, metrics = world(4)(save_and_go_on, folder, settings(layout), checkpoint)[0]
+    for again, same_metrics in world(4)(resume, folder, settings(layout), checkpoint):
+        assert same_bits(again, weights)
+        assert same_metrics == metrics
+    elsewhere, near = world(2)(resume, folder, settings("tp2 sp"), checkpoint)[0]
+    assert_weights_agree(elsewhere, weights, WEIGHTS)
+    assert near["loss"] == pytest.approx(metrics["loss"], rel=METRICS)
+    assert near["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=METRICS)
+    said = world(1)(load_as_language_model, folder, settings("single"), checkpoint)[0]
+    assert "model_type: value_model in the checkpoint, language_model in this run" in said

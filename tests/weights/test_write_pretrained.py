@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engines.errors import ModelError
 from engines.weights import ModelFiles, PretrainedFolder, write_pretrained
+from engines.weights.value_config import value_config
 from support.checkpoints import save_whole
 from support.tiny import random_sequences, tiny_folder, tiny_model
 
@@ -205,3 +206,18 @@ def export_on_rank(source: Path, target: Path) -> None:
 
 def names_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_value_model_needs_a_class_that_loads_it(tmp_path: Path) -> None:
+    source = tiny_folder(tmp_path, "granite")
+    with pytest.raises(ModelError, match="transformers has none of model_type 'granite'"):
+        export(source, tmp_path / "export", model_type="value_model")
+    assert not (tmp_path / "export").exists()
+
+
+def test_the_label_of_a_value_model_is_kept(source: Path) -> None:
+    config = ModelFiles.read(source).config()
+    labelled = value_config({**config, "id2label": {"0": "HELPFUL"}, "label2id": {"HELPFUL": 0}})
+    assert labelled["id2label"] == {"0": "HELPFUL"}
+    assert labelled["architectures"] == ["LlamaForSequenceClassification"]
+    assert value_config({**config, "id2label": {"0": "YES", "1": "NO"}})["id2label"] == {"0": "LABEL_0"}

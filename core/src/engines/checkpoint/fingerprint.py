@@ -28,8 +28,8 @@ def fingerprint(files: ModelFiles) -> ModelFingerprint:
 def compare(saved: CheckpointInfo, current: CheckpointInfo) -> list[str]:
     """What forbids to resume `current` from `saved`, a line each; empty if nothing does.
 
-    Compared are the engine's backend, the model's config, the tokenizer and the optimizer's settings; not the
-    layout, the device and the versions, which may change between a run and its resumption.
+    Compared are the engine's backend, the model's config and type, the tokenizer and the optimizer's settings; not
+    the layout, the device and the versions, which may change between a run and its resumption.
     """
     return [
         f"{name}: {before} in the checkpoint, {after} in this run"
@@ -41,6 +41,7 @@ def _identity(info: CheckpointInfo) -> dict[str, Any]:
     return {
         "engine": info.backend,
         "model": info.model.config,
+        "model_type": info.model_type,
         "vocabulary (tokenizer.json)": info.model.tokenizer_xxh3,
         "optimizer": info.optimizer,
     }

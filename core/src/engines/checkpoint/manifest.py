@@ -56,6 +56,8 @@ class CheckpointInfo(Config):
     distributions: dict[str, str]
     """Versions of what took part, by distribution: engines-core, the engine's own, torch, ..."""
     model: ModelFingerprint
+    model_type: str = "language_model"
+    """What the weights make of it: "language_model" or "value_model"."""
     optimizer: dict[str, JsonValue] | None
     """Settings that a resumed run must share; None where none is held."""
     world_size: Annotated[int, Field(ge=1)]

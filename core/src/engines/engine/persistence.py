@@ -30,6 +30,7 @@ def describe_checkpoint(
         device=selection.device,
         distributions=deciding_versions(selection.distribution),
         model=checkpoint.fingerprint(files),
+        model_type=ctx.model_type,
         optimizer=ctx.optimizer.model_dump(mode="json") if ctx.optimizer is not None else None,
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
         layout=hook.describe()["layout"],

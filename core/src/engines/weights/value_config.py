@@ -19,7 +19,7 @@ def value_config(config: Mapping[str, Any]) -> dict[str, Any]:
     kind = config.get("model_type")
     if kind not in NAMES:
         raise ModelError(
-            f"a value model is exported as a sequence classification, which transformers has not for model_type {kind!r}",
+            f"a value model is exported as a sequence classification; transformers has none of model_type {kind!r}",
             "Save a checkpoint instead.",
         )
     labels = {} if len(config.get("id2label") or ()) == 1 else _ONE_LABEL

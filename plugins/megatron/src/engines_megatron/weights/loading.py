@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from engines.agreement import Peers
 from engines.checkpoint import open_weights
+from engines.models import WeightSource
 from engines_megatron.architectures import Architecture
 from engines_megatron.model.chunk import GPTChunk
 from engines_megatron.weights.names import SCORE
@@ -29,20 +30,20 @@ def load_pretrained(
     reader = open_weights(path)
     try:
         plan = load_plan(reader, architecture, model_type)
+        if model_type == "value_model" and SCORE not in plan:
+            plan[SCORE] = new_head(architecture)
         pieces = find_pieces(chunks, architecture)
         for piece in pieces:
-            if piece.name in plan:
-                piece.view.copy_(plan[piece.name].read(piece.offset, piece.view.shape))
-            else:
-                assert piece.name == SCORE, piece.name
-                piece.view.copy_(new_head(architecture))
+            piece.view.copy_(plan[piece.name].read(piece.offset, piece.view.shape))
         for rows in padding(chunks, pieces):
             rows.zero_()
     finally:
         reader.close()
 
 
-def new_head(architecture: Architecture) -> Tensor:
-    """The head `[1, H]` of a value model that has never been trained: normal, from the process's first seed."""
-    generator = torch.Generator().manual_seed(torch.initial_seed())
-    return torch.empty(1, architecture.hidden_size).normal_(0.0, architecture.initializer_range, generator=generator)
+def new_head(architecture: Architecture) -> WeightSource:
+    """The head `[1, H]` of a value model that has never been trained: normal, from the seed of rank 0. All ranks."""
+    shape = (1, architecture.hidden_size)
+    generator = torch.Generator().manual_seed(Peers.of().broadcast(torch.initial_seed()))
+    head = torch.empty(shape).normal_(0.0, architecture.initializer_range, generator=generator)
+    return WeightSource(shape, lambda offset, size: head)
