@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engines.contract import hookimpl
 from engines.losses import SFTLoss
+from support.engine import Fail
 from support.fsdp2 import fsdp2, share, train_step
 from support.samples import mini_batches
-
-
-class Fail:
-    """Raises at one micro-batch, before its forward or after it, once."""
-
-    def __init__(self, at: int, after: bool) -> None:
-        self.at: int | None = at
-        self.after = after
-
-    @hookimpl(wrapper=True)
-    def forward_micro_batch(self, index: int) -> Iterator[None]:
-        if not self.after:
-            self._raise(index)
-        result = yield
-        self._raise(index)
-        return result
-
-    def _raise(self, index: int) -> None:
-        if index == self.at:
-            self.at = None
-            raise RuntimeError("injected")
 
 
 def steps(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
 import engines
-from engines.batch import Batch
 from engines.contract import hookimpl
-from engines.losses import SFTLoss
-from support.reference import Sample
+from support.engine import OPTIMIZER, opened, share, train_step, weights
 
-OPTIMIZER = {"lr": 1e-3, "eps": 1e-4}
+__all__ = ["OPTIMIZER", "Spy", "fsdp2", "share", "train_step", "weights"]
 
 
 class Spy:
@@ -29,40 +27,8 @@ class Spy:
         return (yield)
 
 
-@contextmanager
 def fsdp2(
-    folder: Path,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    dtype: str = "float32",
-    optimizer: Mapping[str, Any] | None = OPTIMIZER,
-    wrappers: Sequence[object] = (),
-) -> Iterator[engines.Engine]:
-    """An initialised engine, closed at the end."""
-    engine = engines.create(
-        {"path": str(folder), "dtype": dtype},
-        {"strategy": "fsdp2", "device": "cpu", **(settings or {})},
-        optimizer,
-        wrappers=wrappers,
-    )
-    with engine:
-        engine.initialize()
-        yield engine
-
-
-def share(engine: engines.Engine, samples: Sequence[Sample]) -> Batch:
-    """This rank's every n-th sample, which may be none."""
-    mine = samples[engine.ranks.dp_rank :: engine.ranks.dp_size]
-    return Batch.from_sequences([vars(sample) for sample in mine]) if mine else Batch.empty()
-
-
-def train_step(engine: engines.Engine, samples: Sequence[Sample]) -> tuple[float, float]:
-    """Loss and gradient norm of one step on this rank's share."""
-    metrics = engine.train_batch(share(engine, samples), SFTLoss())
-    engine.lr_scheduler_step()
-    return metrics["loss"], metrics["grad_norm"]
-
-
-def weights(engine: engines.Engine) -> dict[str, Any]:
-    """Full tensors by name; all ranks call it."""
-    return {name: tensor.clone() for name, tensor in engine.get_per_tensor_param()[0]}
+    folder: Path, settings: Mapping[str, Any] | None = None, **more: Any
+) -> AbstractContextManager[engines.Engine]:
+    """An initialised engine, closed at the end; `more`: see `support.engine.opened`."""
+    return opened(folder, {"strategy": "fsdp2", "device": "cpu", **(settings or {})}, **more)

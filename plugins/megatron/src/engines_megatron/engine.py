@@ -202,6 +202,8 @@ class MegatronEngine(BaseEngine):
         return {"layout": layout, "parameters": held}
 
     def close(self) -> None:
+        if self._gradients is not None:
+            self._gradients.close()
         self._chunks, self._rows = [], []
         self._gradients = self._optimizer = self._routing = None
         if self._holds_groups:

@@ -51,6 +51,15 @@ class Gradients:
         for buffer, value in zip(self._buffers(), earlier, strict=False):
             buffer.add_(value)
 
+    def close(self) -> None:
+        """Let go of the chunks.
+
+        Hooks on the gradients of their parameters refer to Megatron's modules. Mixtures of experts keep a pass's last
+        tensors, whose graph leads to those hooks: a cycle through C++, which no garbage collector sees.
+        """
+        for module in self.modules:
+            del module.module
+
     def _zero_buffers(self) -> None:
         for module in self.modules:
             module.zero_grad_buffer()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.tensor_parallel import random as parallel_random
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from engines.contract import Ranks
@@ -24,12 +29,36 @@ class _Held:
 
     sizes: Sizes
     groups: tuple[ProcessGroup, ...]
-    """Every group that was made for it."""
+    """Every group that was made for it, in that order."""
     replica_group: ProcessGroup | None
-    engines: int = 1
+    before: _Before
+    engines: int = 0
 
 
-_held: _Held | None = None
+@dataclass(frozen=True)
+class _Before:
+    """Megatron's process-wide variables as they were before any engine."""
+
+    parallel_state: dict[str, Any]
+    auxiliary_scale: Tensor | None
+    """Set by Megatron's schedules; this engine's routers don't read it, others' may."""
+
+    @classmethod
+    def now(cls) -> _Before:
+        scale = MoEAuxLossAutoScaler.main_loss_backward_scale
+        names = {name: value for name, value in vars(parallel_state).items() if name.isupper()}
+        return cls(names, None if scale is None else scale.clone())
+
+    def restore(self) -> None:
+        # of itself, Megatron forgets to forget some of its groups
+        parallel_state.destroy_model_parallel()
+        vars(parallel_state).update(self.parallel_state)
+        parallel_random.get_cuda_rng_tracker().reset()
+        MoEAuxLossAutoScaler.main_loss_backward_scale = self.auxiliary_scale
+
+
+_held: list[_Held] = []
+"""One at most."""
 
 
 def acquire(layout: Layout) -> Ranks:
@@ -38,39 +67,35 @@ def acquire(layout: Layout) -> Ranks:
     All ranks call it, and `release` once for each call. Raises `LaunchError` without a default process group or
     where other code has initialised Megatron's parallel state, `ConfigError` beside an engine of another layout.
     """
-    global _held
     if not dist.is_initialized():
         raise LaunchError(
             "megatron needs torch.distributed, also for one process",
             "make the engine through TrainingWorker, or call torch.distributed.init_process_group first",
         )
     sizes = _sizes(layout)
-    if _held is None:
-        _held = _create(layout, sizes)
-    elif _held.sizes == sizes:
-        _held.engines += 1
-    else:
+    if not _held:
+        _held.append(_create(layout, sizes))
+    (held,) = _held
+    if held.sizes != sizes:
         raise ConfigError(
-            f"a megatron engine of the layout {_said(_held.sizes)} lives in this process, where one of "
+            f"a megatron engine of the layout {_said(held.sizes)} lives in this process, where one of "
             f"{_said(sizes)} is asked for: Megatron-Core holds one layout in a process",
             "close the first one, give both the same layout, or place them in separate processes",
         )
-    return _ranks(layout, _held.replica_group)
+    held.engines += 1
+    return _ranks(layout, held.replica_group)
 
 
 def release() -> None:
     """Give up one engine's share; the last one destroys the groups and the random states."""
-    global _held
-    assert _held is not None, "released more often than acquired"
-    _held.engines -= 1
-    if _held.engines:
-        return
-    groups, _held = _held.groups, None
-    parallel_state.destroy_model_parallel()
-    parallel_random.get_cuda_rng_tracker().reset()
-    for group in groups:
-        if group in dist.distributed_c10d._world.pg_map:
-            dist.destroy_process_group(group)
+    assert _held, "released more often than acquired"
+    (held,) = _held
+    held.engines -= 1
+    RotaryEmbedding.forward.cache_clear()  # it is a cache on a method, and keeps modules of closed engines
+    if held.engines == 0:
+        _held.clear()
+        held.before.restore()
+        _destroy(held.groups)
 
 
 def world_size() -> int:
@@ -98,19 +123,35 @@ def _create(layout: Layout, sizes: Sizes) -> _Held:
             "Megatron-Core's parallel state is initialised in this process, but not by an engine",
             "call megatron.core.parallel_state.destroy_model_parallel() first, or use a process of its own",
         )
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tensor,
-        pipeline_model_parallel_size=layout.pipeline,
-        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
-        context_parallel_size=layout.context,
-        expert_model_parallel_size=layout.expert,
-        expert_tensor_parallel_size=layout.expert_tensor,
-        create_gloo_process_groups=False,
-    )
-    made = tuple(group for group in parallel_state._global_process_group_list if group is not None)
-    replica_group = _make_replica_group(layout)
-    _seed_random_states()
-    return _Held(sizes, made + ((replica_group,) if replica_group is not None else ()), replica_group)
+    known, before = _groups_beside(()), _Before.now()
+    try:
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+            context_parallel_size=layout.context,
+            expert_model_parallel_size=layout.expert,
+            expert_tensor_parallel_size=layout.expert_tensor,
+            create_gloo_process_groups=False,
+        )
+        replica_group = _make_replica_group(layout)
+        _seed_random_states()
+    except BaseException:
+        before.restore()
+        _destroy(_groups_beside(known))
+        raise
+    return _Held(sizes, _groups_beside(known), replica_group, before)
+
+
+def _groups_beside(known: Collection[ProcessGroup]) -> tuple[ProcessGroup, ...]:
+    """The others that live in this process, in the order in which all ranks made them."""
+    return tuple(group for group in dist.distributed_c10d._world.pg_map if group not in known)
+
+
+def _destroy(groups: tuple[ProcessGroup, ...]) -> None:
+    for group in groups:
+        if group in _groups_beside(()):  # none is left where the default group is gone
+            dist.destroy_process_group(group)
 
 
 def _make_replica_group(layout: Layout) -> ProcessGroup | None:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -168,7 +168,7 @@ def _undo_compilation(module: ModuleType) -> None:
     for place in (module, *(cls for cls in own_classes if cls.__module__ == module.__name__)):
         for name, value in list(vars(place).items()):
             plain = getattr(value, "_torchdynamo_orig_callable", None)
-            if plain is not None:
+            if isinstance(plain, FunctionType):  # stand-ins for absent libraries have every attribute
                 setattr(place, name, plain)
 
 
