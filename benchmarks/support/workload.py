@@ -55,6 +55,11 @@ def batches(count: int, samples: int, mean: float, spread: float) -> list[Batch]
     return [Batch.from_sequences([sequence() for _ in range(samples)]) for _ in range(count)]
 
 
+def all_targets(batch: Batch) -> Batch:
+    """`batch` with every token a target that can be one."""
+    return batch.with_tokens(loss_mask=torch.ones_like(batch["loss_mask"]))
+
+
 def plain_update(model: torch.nn.Module) -> Callable[[torch.Tensor], float]:
     """What ends a step of a loop without engines: backward, clipping, torch's fused AdamW. Returns the loss."""
     parameters = list(model.parameters())
@@ -71,11 +76,16 @@ def plain_update(model: torch.nn.Module) -> Callable[[torch.Tensor], float]:
 
 
 def paired_cpu_seconds(
-    one: Callable[[Batch], float], other: Callable[[Batch], float], over: Sequence[Batch], warm_up: int = 2
+    one: Callable[[Batch], float],
+    other: Callable[[Batch], float],
+    over: Sequence[Batch],
+    *,
+    warm_up: int = 2,
+    tolerance: float = 1e-4,
 ) -> tuple[list[float], list[float]]:
     """CPU seconds of both on each batch, taking turns at being first; their losses must agree.
 
-    The first `warm_up` batches are not counted.
+    `tolerance`: the largest relative difference of losses. The first `warm_up` batches are not counted.
     """
     seconds: tuple[list[float], list[float]] = ([], [])
     for index, batch in enumerate(over):
@@ -85,7 +95,7 @@ def paired_cpu_seconds(
             losses[which] = (one, other)[which](batch)
             if index >= warm_up:
                 seconds[which].append(time.process_time() - start)
-        if abs(losses[0] - losses[1]) > 1e-4 * abs(losses[1]):
+        if abs(losses[0] - losses[1]) > tolerance * abs(losses[1]):
             raise SystemExit(f"step {index}: the losses {losses} differ, so the two don't do the same")
     return seconds
 
