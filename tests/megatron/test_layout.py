@@ -29,6 +29,7 @@ DENSE = Architecture(
     qkv_bias=False,
     qk_norm=False,
     initializer_range=0.02,
+    pad_token=None,
     experts=None,
 )
 MIXTURE = replace(DENSE, experts=Experts(8, 2, 24, True, (False, *[True] * 11)))

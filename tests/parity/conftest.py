@@ -26,12 +26,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def reference_run(folder: Callable[..., Path]) -> Callable[..., Run]:
     """`reference_run(family, size, **settings)`: the reference on three mini-batches of `size` samples.
 
-    `num_hidden_layers` is the model's; other settings are the optimizer's.
+    `num_hidden_layers` and `pad_token_id` are the model's; other settings are the optimizer's.
     """
 
     @cache
     def run(family: str, size: int, **settings: Any) -> Run:
-        depth = {name: settings.pop(name) for name in ("num_hidden_layers",) if name in settings}
-        return reference.train(folder(family, **depth), mini_batches(size), **{**OPTIMIZER, **settings})
+        model = {name: settings.pop(name) for name in ("num_hidden_layers", "pad_token_id") if name in settings}
+        return reference.train(folder(family, **model), mini_batches(size), **{**OPTIMIZER, **settings})
 
     return run

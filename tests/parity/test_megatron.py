@@ -82,6 +82,17 @@ def test_fewer_samples_than_stages(layout, world, deep, reference_run):
     assert_weights_agree(runs[0].weights, expected.weights, WEIGHTS)
 
 
+@pytest.mark.parametrize("layout", ["single", "tp2 sp", "pp2"])
+def test_a_padding_token_that_is_read(layout, world, folder, reference_run):
+    """Instruct models end turns with it; transformers gives its embedding no gradient for that."""
+    model = {"num_hidden_layers": LAYERS, "pad_token_id": mini_batches()[0][0].input_ids[1]}
+    run = world(LAYOUTS[layout].processes)
+    runs = run(train_with_worker, folder("llama_tied", **model), mini_batches(), settings(layout), timeout=TIME_LIMIT)
+    expected = reference_run("llama_tied", 8, **model)
+    assert_metrics_agree(runs, expected, METRICS)
+    assert_weights_agree(runs[0].weights, expected.weights, WEIGHTS)
+
+
 def layout_of(folder, engine):
     """What the engine says that it built."""
     with TrainingWorker({"path": str(folder)}, engine) as worker:

@@ -51,6 +51,8 @@ class Architecture:
     qkv_bias: bool
     qk_norm: bool
     initializer_range: float
+    pad_token: int | None
+    """Token whose row of the embedding learns nothing from being read (`padding_idx` of torch's `Embedding`)."""
     experts: Experts | None
 
 
@@ -106,6 +108,7 @@ def _architecture(kind: str, decoder: Decoder) -> Architecture:
         qkv_bias=decoder.qkv_bias,
         qk_norm=decoder.qk_norm,
         initializer_range=decoder.initializer_range,
+        pad_token=decoder.pad_token,
         experts=_experts(decoder) if isinstance(decoder, Mixture) else None,
     )
 

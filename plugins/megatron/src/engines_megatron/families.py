@@ -37,6 +37,12 @@ class Decoder(BaseModel):
     rms_norm_eps: PositiveFloat
     tie_word_embeddings: bool = False
     initializer_range: PositiveFloat = 0.02
+    pad_token_id: int | None = None
+
+    @property
+    def pad_token(self) -> int | None:
+        """A token whose embedding gets no gradient from where it is read; torch counts negative ones from the end."""
+        return None if self.pad_token_id is None else self.pad_token_id % self.vocab_size
 
     @property
     def kv_heads(self) -> int:
@@ -57,6 +63,8 @@ class Decoder(BaseModel):
             yield f"num_attention_heads: {heads} doesn't divide hidden_size: {self.hidden_size}; head_dim is missing"
         elif self.head_size % 2:
             yield f"head_dim: {self.head_size} is odd, and rotary positions turn pairs"
+        if self.pad_token_id is not None and not -self.vocab_size <= self.pad_token_id < self.vocab_size:
+            yield f"pad_token_id: {self.pad_token_id} is none of the {self.vocab_size} tokens of vocab_size"
 
 
 class Llama(Decoder):

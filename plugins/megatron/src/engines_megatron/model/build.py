@@ -45,6 +45,7 @@ def build_chunks(
             model_type=model_type,
             vocab_size=architecture.vocab_size,
             padded_vocab_size=layout.padded_vocab_size,
+            pad_token=architecture.pad_token,
             config=config,
             transformer_layer_spec=decoder_spec(
                 config, transformer_engine=device.type == "cuda" and has_transformer_engine(), vp_stage=vp_stage

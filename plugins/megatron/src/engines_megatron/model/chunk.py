@@ -21,10 +21,15 @@ from engines_megatron.rows import Rows
 class GPTChunk(GPTModel):  # type: ignore[misc]
     """Megatron's GPT without logits: `forward` gives hidden states, `outputs` what the head makes of them."""
 
-    def __init__(self, *, model_type: str, vocab_size: int, padded_vocab_size: int, **kwargs: Any) -> None:
-        """`vocab_size`: rows of the embedding that are tokens; those behind them only fill up the last ranks."""
+    def __init__(
+        self, *, model_type: str, vocab_size: int, padded_vocab_size: int, pad_token: int | None, **kwargs: Any
+    ) -> None:
+        """`vocab_size`: rows of the embedding that are tokens; those behind them only fill up the last ranks.
+
+        `pad_token`: see `Architecture`.
+        """
         super().__init__(vocab_size=padded_vocab_size, **kwargs)
-        self._vocab_size = vocab_size
+        self._vocab_size, self._pad_token = vocab_size, pad_token
         if model_type == "value_model" and self.post_process:
             del self.output_layer
             self.score = nn.Linear(self.config.hidden_size, 1, bias=False, dtype=self.config.params_dtype)
@@ -35,20 +40,32 @@ class GPTChunk(GPTModel):  # type: ignore[misc]
             rows.input_ids,
             rows.position_ids,
             attention_mask=None,
+            decoder_input=self._embedded(rows) if self.pre_process else None,
             packed_seq_params=rows.packed,
             padding_mask=self._padding_mask(rows),
         )
         return hidden
 
+    def _embedded(self, rows: Rows) -> Tensor:
+        """Megatron's embedding, with transformers' gradient: none for reading the padding token.
+
+        In packed rows that is a real token, often the one that ends a turn.
+        """
+        hidden: Tensor = self.embedding(input_ids=rows.input_ids, position_ids=rows.position_ids)
+        if self._pad_token is None:
+            return hidden
+        is_pad = self._own(rows.input_ids == self._pad_token)
+        return torch.where(is_pad.T[..., None], hidden.detach(), hidden)
+
     def _padding_mask(self, rows: Rows) -> Tensor | None:
-        """For routers alone. Megatron cuts it over tensor-parallel ranks on the first stage and nowhere else."""
-        if self.config.num_moe_experts is None:
-            return None
-        mask: Tensor = rows.padding_mask
-        if self.config.sequence_parallel and not self.pre_process:
-            size, rank = self.pg_collection.tp.size(), self.pg_collection.tp.rank()
-            mask = mask.chunk(size, dim=1)[rank]
-        return mask
+        """For routers alone. Megatron cuts it where it embeds the tokens itself, and nowhere else."""
+        return None if self.config.num_moe_experts is None else self._own(rows.padding_mask)
+
+    def _own(self, values: Tensor) -> Tensor:
+        """This tensor-parallel rank's part of `values` `[1, rows]`: a cut under sequence parallelism, else all."""
+        if not self.config.sequence_parallel:
+            return values
+        return values.chunk(self.pg_collection.tp.size(), dim=1)[self.pg_collection.tp.rank()]
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """The hidden states themselves: logits over a large vocabulary are never made in one piece."""
