@@ -168,6 +168,13 @@ class ValueModel:
         return run
 
 
+def entropies(model: Any, input_ids: list[int]) -> Tensor:
+    """Entropy of the prediction of each token `[length]`; 0 for the first."""
+    with torch.no_grad():
+        scores = model(torch.tensor([input_ids]), use_cache=False).logits[0, :-1].log_softmax(-1)
+    return torch.cat([torch.zeros(1), -(scores.exp() * scores).sum(-1)])
+
+
 def rate(step: int, lr: float, warmup_steps: int, schedule: str, total_steps: int) -> float:
     """The learning rate of a step, counted from 1."""
     if step <= warmup_steps:

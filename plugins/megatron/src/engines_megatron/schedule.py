@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
@@ -66,10 +65,3 @@ def run_schedule(
         forward_only=forward_only,
     )
     return results
-
-
-def gather_over_pipeline(values: Tensor, group: Any) -> Tensor:
-    """Sum of what each stage holds of a table, on every stage; every rank of the pipeline calls it."""
-    if group.size() > 1:
-        torch.distributed.all_reduce(values, group=group)
-    return values

@@ -1,0 +1,143 @@
+"""Inference: right on every rank, and without a trace in weights, gradients, modes and random states."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engines.batch import TokenOutputs
+from engines.losses import SFTLoss
+from support import reference
+from support.engine import OPTIMIZER, share, train_step, weights
+from support.megatron import LAYOUTS
+from support.megatron_engine import Chunks, megatron, process_wide
+from support.parity import pack, same_bits
+from support.samples import mini_batches
+from support.world import World
+
+Worlds = Callable[[int], World]
+Deep = Callable[..., Path]
+
+FIRST, SECOND, _ = mini_batches()
+
+
+def infer(folder: Path, layout: str) -> tuple[TokenOutputs | None, TokenOutputs, bool]:
+    with megatron(folder, layout, {"micro_batch_size": 3}, optimizer=None) as engine:
+        batch = share(engine, FIRST)
+        alone = engine.infer_batch(batch, needs=["log_probs", "entropy"]).outputs
+        shared = engine.infer_batch(batch, needs=["log_probs", "entropy"], share=True).outputs
+        return alone, shared, engine.ranks.is_output
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("llama", "tp2"),
+        ("qwen3", "cp2"),
+        ("llama_tied", "pp2"),
+        ("qwen3_moe", "tp2 sp"),
+        pytest.param("llama_tied", "pp2 vpp2", marks=pytest.mark.more),
+        pytest.param("qwen3", "tp2 cp2", marks=pytest.mark.more),
+        pytest.param("mixtral", "tp2 pp2", marks=pytest.mark.more),
+    ],
+)
+def test_outputs_equal_transformers_on_every_rank(family: str, layout: str, world: Worlds, deep: Deep) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(deep(family), attn_implementation="eager").eval()
+    log_probs = torch.cat([reference.log_probs(model, sample.input_ids) for sample in FIRST])
+    entropy = torch.cat([reference.entropies(model, sample.input_ids) for sample in FIRST])
+    starts = pack(FIRST).cu_seqlens[:-1]
+    answers = world(LAYOUTS[layout].processes)(infer, deep(family), layout)
+    assert sum(is_output for *_, is_output in answers) == 1
+    for alone, shared, is_output in answers:
+        torch.testing.assert_close(shared.log_probs, log_probs, rtol=1e-5, atol=5e-6)
+        torch.testing.assert_close(shared.entropy, entropy, rtol=1e-5, atol=5e-6)
+        assert torch.equal(shared.log_probs, answers[0][1].log_probs)
+        assert torch.equal(shared.entropy, answers[0][1].entropy)
+        assert not shared.log_probs[starts].any() and not shared.entropy[starts].any()
+        if is_output:
+            assert torch.equal(alone.log_probs, shared.log_probs)
+
+
+def state(chunks: Chunks) -> dict[str, Any]:
+    """Everything of an engine that inference could change, in a form that can be compared."""
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+    tensors = [t.clone() for _, p in chunks.parameters() for t in (p.data, p.main_grad)]
+    return {
+        "tensors": [tensor.tolist() for tensor in tensors],
+        "training": [m.training for _, chunk in sorted(chunks.by_index.items()) for m in chunk.modules()],
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "torch": torch.get_rng_state().tolist(),
+        "tracker": {name: value.tolist() for name, value in get_cuda_rng_tracker().get_states().items()},
+    }
+
+
+def infer_between(folder: Path, layout: str) -> None:
+    """Between the gradients of a step and the step; against an engine that doesn't infer at all."""
+    engine_settings = {"micro_batch_size": 2, "moe_aux_loss_coefficient": 0.1} if "moe" in folder.name else {}
+    results = []
+    for inferring in (True, False):
+        with megatron(folder, layout, engine_settings, wrappers=[chunks := Chunks()]) as engine:
+            if inferring:
+                engine.infer_batch(share(engine, SECOND))
+            train_step(engine, FIRST)
+            with engine.train_mode():
+                engine.forward_backward(share(engine, SECOND), SFTLoss())
+                if inferring:
+                    before, held = state(chunks), process_wide()
+                    engine.infer_batch(share(engine, FIRST), needs=["log_probs", "entropy"], loss=SFTLoss())
+                    assert state(chunks) == before
+                    assert {**process_wide(), "cached rotary embeddings": 0, "auxiliary scale": 0} == {
+                        **held,
+                        "cached rotary embeddings": 0,
+                        "auxiliary scale": 0,
+                    }
+                    assert all(before["training"]) and torch.is_grad_enabled()
+            results.append((engine.optimizer_step(), weights(engine)))
+    assert results[0][0] == results[1][0] and same_bits(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("qwen3_moe", "tp2 sp"),
+        ("llama_tied", "pp2 vpp2"),
+        pytest.param("llama", "pp2 dp2 distributed", marks=pytest.mark.more),
+    ],
+)
+def test_inference_leaves_no_trace(family: str, layout: str, world: Worlds, deep: Deep) -> None:
+    world(LAYOUTS[layout].processes)(infer_between, deep(family), layout)
+
+
+def nest_modes(folder: Path) -> None:
+    with megatron(folder, "pp2 vpp2", optimizer=OPTIMIZER, wrappers=[chunks := Chunks()]) as engine:
+        engine.infer_batch(share(engine, FIRST))
+
+        def training() -> set[bool]:
+            return {module.training for chunk in chunks.by_index.values() for module in chunk.modules()}
+
+        assert training() == {False}
+        with engine.train_mode():
+            assert training() == {True}
+            with engine.eval_mode():
+                assert training() == {False}
+                with pytest.raises(KeyError), engine.train_mode():
+                    assert training() == {True}
+                    raise KeyError
+                assert training() == {False}
+            engine.infer_batch(share(engine, FIRST))
+            assert training() == {True}
+        assert training() == {False}
+
+
+def test_modes_reach_every_chunk(world: Worlds, deep: Deep) -> None:
+    world(2)(nest_modes, deep("llama"))
