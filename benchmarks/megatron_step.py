@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,29 +86,28 @@ def hand_written(
 
     model, optimizer = built(folder, stages)
     prepared = {id(batch): micro_batches(batch, per_micro_batch) for batch in over}
-    last = torch.distributed.get_world_size() - 1
 
-    def forward(data: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
+    def forward(
+        count: int, data: Iterator[MicroBatch], model: Any
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
         one = next(data)
         losses = model(one.input_ids, one.position_ids, None, labels=one.labels, packed_seq_params=one.packed)
 
         def measure(losses: Tensor) -> tuple[Tensor, Tensor]:
             loss = (losses * one.weights).sum()
-            return loss * count, loss.detach()
+            return loss * count, loss.detach()  # Megatron divides by it
 
         return losses, measure
 
     def step(batch: Batch) -> float:
-        nonlocal count
         data = prepared[id(batch)]
-        count = len(data)  # Megatron divides by it
         model.zero_grad_buffer()
         optimizer.zero_grad()
         losses = get_forward_backward_func()(
-            forward_step_func=forward,
+            forward_step_func=partial(forward, len(data)),
             data_iterator=iter(data),
             model=model,
-            num_microbatches=count,
+            num_microbatches=len(data),
             seq_length=max(one.input_ids.shape[1] for one in data),
             micro_batch_size=1,
             forward_only=False,
@@ -116,10 +116,9 @@ def hand_written(
         is_last = parallel_state.is_pipeline_last_stage()
         total = torch.stack(losses).sum() if is_last else torch.zeros(())
         if stages > 1:
-            dist.broadcast(total, last)
+            dist.broadcast(total, stages - 1)
         return total.item()
 
-    count = 0
     return step
 
 
@@ -182,7 +181,7 @@ def built(folder: Path, stages: int) -> tuple[Any, Any]:
     wrapped = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
     wrapped.train()
     settings = OptimizerConfig(
-        optimizer="adam", lr=OPTIMIZER["lr"], weight_decay=0.0, adam_beta2=0.999, clip_grad=OPTIMIZER["clip_grad"]
+        optimizer="adam", lr=OPTIMIZER["lr"], weight_decay=0.0, clip_grad=OPTIMIZER["clip_grad"]
     )
     return wrapped, get_megatron_optimizer(settings, [wrapped], use_gloo_process_groups=False)
 
