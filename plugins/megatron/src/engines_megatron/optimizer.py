@@ -73,7 +73,7 @@ class Optimizer:
         made = get_megatron_optimizer(
             _megatron_config(config, distributed, dtype),
             list(chunks),
-            config_overrides={},  # Megatron's own default spares biases and norms the weight decay
+            config_overrides={},  # its default sets biases and norms apart, to be spared weight decay
             use_gloo_process_groups=False,
         )
         self._parts = getattr(made, "chained_optimizers", [made])
