@@ -26,9 +26,9 @@ LAYOUTS: dict[str, tuple[dict[str, int], int, float]] = {
 }
 """Sizes, processes, and the largest relative difference of a loss.
 
-Found were 2.2e-7 and 1.2e-5. This model's float32 sums are long and full of outliers: where nothing is split, the
-first loss is off the one in float64 by 3.8e-6, on fsdp2, on Megatron and in plain transformers alike; three
-tensor-parallel ranks add in shorter sums and are off by 1.3e-7.
+Found were 2.2e-7 and 1.2e-5. The second is float32's: before any step the loss of three samples is off the one in
+float64 by 3.8e-6 on fsdp2, on Megatron in one process and in plain transformers alike, and by 1.3e-7 with three
+tensor-parallel ranks, which add in other, shorter sums.
 """
 
 
