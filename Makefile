@@ -11,6 +11,9 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 PLUGINS  := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PROJECTS := pyproject.toml core/pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
 
+# Built before the tests, so that none of them waits for the compiler until its time is up.
+SIMULATED_NPU := $(BIN)/python tests/simulated_npu/build.py
+
 MODEL       := .cache/models/SmolLM2-135M-Instruct
 DEMO_OUTPUT := outputs/demo
 PROMPT      ?= How do I take care of my teeth?
@@ -33,9 +36,11 @@ demo: $(VENV)/.demo-installed ## fine-tune a 135M language model on this machine
 setup: $(VENV)/.setup-installed ## .venv with core, every plugin under plugins/ and the test tools, editable
 
 test: $(VENV)/.setup-installed ## a fair sample of the tests
+	@$(SIMULATED_NPU)
 	$(BIN)/python -m pytest -m "not more and not real"
 
 test-more: $(VENV)/.setup-installed ## what `make test` leaves out
+	@$(SIMULATED_NPU)
 	$(BIN)/python -m pytest -m "more and not real"
 
 test-real: $(VENV)/.setup-installed $(VENV)/.demo-installed ## the tests that need the SmolLM2 weights
@@ -71,6 +76,7 @@ $(VENV)/.python-installed: constraints.txt
 $(VENV)/.setup-installed: $(VENV)/.python-installed $(PROJECTS)
 	@echo "Installing core, every plugin and the tools into $(VENV) (some minutes the first time) ..."
 	@$(INSTALL) --editable "core[train]" $(foreach plugin,$(PLUGINS),--editable $(plugin)) --group tools
+	@$(SIMULATED_NPU) --check
 	@touch $@
 
 $(VENV)/.demo-installed: $(VENV)/.python-installed $(PROJECTS)

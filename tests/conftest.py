@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,33 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.fixture(scope="session")
 def world() -> Iterator[Callable[[int], World]]:
     """`world(n)`: n persistent gloo processes (see `support.world`)."""
+    yield from _worlds("cpu")
+
+
+@pytest.fixture(scope="session")
+def simulated_npu() -> Path:
+    """The simulated device's library, built. Without the tools for that, tests are skipped; in CI they fail."""
+    from simulated_npu.build import ToolMissing, library
+
+    try:
+        return library()
+    except ToolMissing as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def npu_world(simulated_npu: Path) -> Iterator[Callable[[int], World]]:
+    """`npu_world(n)`: n persistent processes with a simulated NPU each."""
+    yield from _worlds("npu")
+
+
+def _worlds(device: str) -> Iterator[Callable[[int], World]]:
     worlds: dict[int, World] = {}
 
     def get(size: int) -> World:
-        return worlds.setdefault(size, World(size))
+        return worlds.setdefault(size, World(size, device))
 
     yield get
     for one in worlds.values():

@@ -53,10 +53,10 @@ def train_with_worker(
 
 
 def weights_of(worker: TrainingWorker) -> dict[str, Tensor]:
-    """Full tensors by their Hugging Face names; all ranks call it."""
+    """Full tensors on the CPU by their Hugging Face names; all ranks call it."""
     stream, adapter = worker.engine.get_per_tensor_param()
     assert adapter is None
-    return {name: tensor.clone() for name, tensor in stream}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in stream}
 
 
 def assert_metrics_agree(runs: Sequence[Run], reference: Run, tolerance: float = METRICS) -> None:

@@ -1,4 +1,4 @@
-"""Persistent gloo worlds: n real processes with an initialised default group, made once, used by many tests.
+"""Persistent worlds: n real processes with an initialised default group, made once, used by many tests.
 
     def on_rank(x):                       # any function; it and what it uses travel by value
         return torch.distributed.get_rank() + x
@@ -12,6 +12,7 @@ replaced, since its other ranks may wait in a collective for ever.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -20,6 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -45,11 +47,16 @@ class WorldError(AssertionError):
     """A rank raised, died, or did not answer in time."""
 
 
-class World:
-    """`size` processes in one gloo group."""
+BACKENDS = {"cpu": "gloo", "npu": "cpu:gloo,npu:hccl"}
+"""The default group's, by device."""
 
-    def __init__(self, size: int) -> None:
+
+class World:
+    """`size` processes in one group; on `npu` each has a simulated device of its own (`simulated_npu`)."""
+
+    def __init__(self, size: int, device: str = "cpu") -> None:
         self.size = size
+        self.device = device
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -61,7 +68,8 @@ class World:
             cloudpickle.register_pickle_by_value(module)
         job = cloudpickle.dumps((function, args, kwargs))
         for pipe in self._pipes:
-            pipe.send_bytes(job)
+            with suppress(BrokenPipeError):  # of a process that died, as `_collect` will say
+                pipe.send_bytes(job)
         return self._collect(timeout)
 
     def close(self) -> None:
@@ -81,7 +89,9 @@ class World:
         rendezvous = tempfile.mktemp(prefix="world-")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, self.size, rendezvous), daemon=True)
+            process = context.Process(
+                target=_serve, args=(theirs, rank, self.size, rendezvous, self.device), daemon=True
+            )
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -101,7 +111,7 @@ class World:
                 rank = self._pipes.index(pipe)
                 try:
                     ok, value = pickle.loads(pipe.recv_bytes())
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     self._processes[rank].join(2)
                     ok, value = False, f"process died with exit code {self._processes[rank].exitcode}"
                 if not ok:
@@ -114,15 +124,17 @@ class World:
         return [results[rank] for rank in range(self.size)]
 
 
-def _serve(pipe: Connection, rank: int, size: int, rendezvous: str) -> None:
+def _serve(pipe: Connection, rank: int, size: int, rendezvous: str, device: str) -> None:
     import datetime
 
     import torch
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     torch.set_num_threads(1)
+    if device == "npu":
+        _take_npu(rank)
     torch.distributed.init_process_group(
-        "gloo",
+        BACKENDS[device],
         init_method=f"file://{rendezvous}",
         rank=rank,
         world_size=size,
@@ -139,3 +151,11 @@ def _serve(pipe: Connection, rank: int, size: int, rendezvous: str) -> None:
         except BaseException:  # noqa: BLE001 (it travels to the test)
             answer = (False, traceback.format_exc())
         pipe.send_bytes(cloudpickle.dumps(answer))
+
+
+def _take_npu(rank: int) -> None:
+    from simulated_npu.installing import SITE
+
+    sys.path.insert(0, SITE)
+    torch_npu = importlib.import_module("torch_npu")
+    torch_npu.npu.set_device(rank)

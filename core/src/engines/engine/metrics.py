@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 
 from engines.contract import MicroResult, Ranks
-from engines.engine.collectives import group_device, share_row
+from engines.engine.collectives import gather_rows, share_row
 
 
 def reduce_results(
@@ -22,7 +21,8 @@ def reduce_results(
     if results is not None:
         sums = {name: sum(float(r.terms[name]) for r in results if name in r.terms) for name in terms}
         local = _totals(results)
-        totals = _sum([*(sums[name] for name in terms), float(len(local))], ranks)
+        mine = [*(sums[name] for name in terms), float(len(local))]
+        totals: list[float] = gather_rows(mine, ranks.dp_group).sum(0).tolist()
         row = totals[:-1]
         if totals[-1]:
             means = _agreed_means(local, ranks)
@@ -39,14 +39,6 @@ def _totals(results: list[MicroResult]) -> dict[str, tuple[float, int]]:
             total, count = totals.get(name, (0.0, 0))
             totals[name] = (total + float(value), count + 1)
     return totals
-
-
-def _sum(row: list[float], ranks: Ranks) -> list[float]:
-    if ranks.dp_group is None:
-        return row
-    values = torch.tensor(row, dtype=torch.float64, device=group_device(ranks.dp_group))
-    dist.all_reduce(values, group=ranks.dp_group)
-    return values.tolist()
 
 
 def _agreed_means(local: dict[str, tuple[float, int]], ranks: Ranks) -> dict[str, float]:

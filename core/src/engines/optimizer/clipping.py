@@ -33,9 +33,19 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     for groups, gradients in shards.items():
         squares = sum_of_squares(gradients)
         for group in groups:
-            dist.all_reduce(squares, group=group)
+            squares = sum_over_ranks(squares, group)
         total += squares
     return float(total.sqrt())
+
+
+def sum_over_ranks(value: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The sum of a 0-d `value` over the ranks of `group`, the same bits on each; all of them call it.
+
+    Gathered and then added, not all-reduced: Ascend's HCCL moves float64, but does not reduce it.
+    """
+    values = value.new_empty(dist.get_world_size(group))
+    dist.all_gather_single(values, value[None], group=group)
+    return values.sum()
 
 
 def sum_of_squares(gradients: list[Tensor]) -> Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
@@ -18,7 +17,7 @@ from torch.nn import Parameter
 
 from engines.config import OptimizerConfig
 from engines.contract import StepResult
-from engines.optimizer import Schedule, sum_of_squares
+from engines.optimizer import Schedule, sum_of_squares, sum_over_ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's per-element state."""
@@ -133,8 +132,7 @@ class Optimizer:
             squares = torch.zeros((), dtype=torch.float64, device=_device(part))
             if gradients:
                 squares += sum_of_squares(gradients)
-            dist.all_reduce(squares, group=part.get_grad_stats_parallel_group())
-            total += squares.cpu()
+            total += sum_over_ranks(squares, part.get_grad_stats_parallel_group()).cpu()
         return float(total.sqrt())
 
     def _clip(self, norm: float) -> None:

@@ -1,0 +1,149 @@
+"""FSDP2 on a simulated NPU is FSDP2 on the CPU: the same loss, gradient norm, weights, checkpoint and export."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engines.errors import LaunchError
+from engines.losses import SFTLoss
+from engines.worker import TrainingWorker
+from support.engine import live_groups
+from support.parity import OPTIMIZER, pack, same_bits, train_with_worker, weights_of
+from support.reference import Run
+from support.samples import mini_batches
+
+ATTENTION = 1e-6
+"""Largest relative difference: only on the CPU torch has a fused kernel for attention."""
+
+
+def settings(device: str, **more: Any) -> dict[str, Any]:
+    return {"strategy": "fsdp2", "device": device, "micro_batch_size": 2, **more}
+
+
+def assert_equal_runs(runs: list[Run], expected: Run) -> None:
+    for run in runs:
+        assert run.losses == pytest.approx(expected.losses, rel=ATTENTION)
+        assert run.grad_norms == pytest.approx(expected.grad_norms, rel=ATTENTION)
+        assert run.lrs == expected.lrs
+    assert runs[0].weights.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        torch.testing.assert_close(runs[0].weights[name], weight, rtol=0, atol=5e-6 * weight.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("size", "more"),
+    [
+        (2, {}),
+        (4, {"data_parallel_replicate_size": 2}),
+        pytest.param(1, {}, marks=pytest.mark.more),
+        pytest.param(2, {"activation_checkpointing": True}, marks=pytest.mark.more),
+        pytest.param(2, {"reshard_after_forward": False}, marks=pytest.mark.more),
+        pytest.param(3, {"accumulate_gradients": "sharded"}, marks=pytest.mark.more),
+    ],
+    ids=str,
+)
+def test_trains_as_on_the_cpu(
+    size: int,
+    more: dict[str, Any],
+    world: Any,
+    npu_world: Any,
+    folder: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    runs = {
+        device: worlds(size)(
+            train_with_worker, folder("llama"), mini_batches(), settings(device, **more), export_to=tmp_path / device
+        )
+        for device, worlds in (("cpu", world), ("npu", npu_world))
+    }
+    assert_equal_runs(runs["npu"], runs["cpu"][0])
+    exported = load_file(tmp_path / "npu/model.safetensors")
+    assert same_bits(exported, runs["npu"][0].weights)
+
+
+def save(folder: Path, device: str, checkpoint: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """One step, a checkpoint, and another step that whoever resumes must repeat."""
+    first, second, _ = mini_batches()
+    with TrainingWorker({"path": str(folder)}, settings(device), OPTIMIZER) as worker:
+        worker.initialize()
+        assert worker.device.type == device
+        worker.train_mini_batch(pack(first), SFTLoss())
+        worker.save_checkpoint(checkpoint, step=1)
+        weights = weights_of(worker)
+        metrics = worker.train_mini_batch(pack(second), SFTLoss())
+        return [metrics["loss"], metrics["grad_norm"]], weights
+
+
+def resume(folder: Path, device: str, checkpoint: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+    with TrainingWorker({"path": str(folder)}, settings(device), OPTIMIZER) as worker:
+        worker.initialize()
+        worker.load_checkpoint(checkpoint)
+        weights = weights_of(worker)
+        metrics = worker.train_mini_batch(pack(mini_batches()[1]), SFTLoss())
+        return [metrics["loss"], metrics["grad_norm"]], weights
+
+
+def test_checkpoints_move_between_devices(
+    world: Any, npu_world: Any, folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    worlds = {"cpu": world, "npu": npu_world}
+    for writer, reader in (("npu", "npu"), ("npu", "cpu"), ("cpu", "npu")):
+        checkpoint = tmp_path / f"{writer}-{reader}"
+        metrics, weights = worlds[writer](2)(save, folder("llama"), writer, checkpoint)[0]
+        for again, loaded in worlds[reader](2)(resume, folder("llama"), reader, checkpoint):
+            assert same_bits(loaded, weights)
+            assert again == (metrics if writer == reader else pytest.approx(metrics, rel=ATTENTION))
+
+
+def open_and_close(folder: Path) -> None:
+    device = torch.device("npu", int(os.environ["LOCAL_RANK"]))
+    with TrainingWorker({"path": str(folder)}, settings("npu"), OPTIMIZER) as worker:
+        worker.initialize()
+        assert worker.device == device
+        worker.train_mini_batch(pack(mini_batches()[0]), SFTLoss())
+        outputs = worker.infer_batch(pack(mini_batches()[1]), needs=("log_probs", "entropy")).outputs
+        assert all(torch.isfinite(one).all() and one.device.type == "cpu" for one in outputs.present().values())
+
+
+def live_and_die(folder: Path) -> None:
+    open_and_close(folder)  # what torch keeps for good
+    torch.npu.reset_peak_memory_stats()
+    before, groups = torch.npu.memory_allocated(), live_groups()
+    open_and_close(folder)
+    assert torch.npu.max_memory_allocated() > before
+    assert torch.npu.memory_allocated() == before
+    assert live_groups() == groups
+
+
+def test_closing_frees_device_memory(npu_world: Any, folder: Callable[[str], Path]) -> None:
+    npu_world(2)(live_and_die, folder("llama"))
+
+
+def come_late(folder: Path) -> None:
+    torch.ones(1, device="npu")
+    with pytest.raises(LaunchError, match=r"HCCL_DETERMINISTIC=true"):
+        TrainingWorker({"path": str(folder)}, settings("npu"), OPTIMIZER, deterministic=True)
+
+
+def test_determinism_is_refused_once_the_device_was_used(npu_world: Any, folder: Callable[[str], Path]) -> None:
+    npu_world(1)(come_late, folder("llama"))
+
+
+def half_precision(folder: Path, device: str) -> float:
+    engine = settings(device)
+    with TrainingWorker({"path": str(folder), "dtype": "bfloat16"}, engine, OPTIMIZER) as worker:
+        worker.initialize()
+        return worker.train_mini_batch(pack(mini_batches()[0]), SFTLoss())["loss"]
+
+
+def test_bfloat16(world: Any, npu_world: Any, folder: Callable[[str], Path]) -> None:
+    expected = world(2)(half_precision, folder("llama"), "cpu")[0]
+    for found in npu_world(2)(half_precision, folder("llama"), "npu"):
+        assert found == pytest.approx(expected, rel=1e-2)
