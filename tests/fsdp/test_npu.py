@@ -19,8 +19,9 @@ from support.parity import OPTIMIZER, pack, same_bits, train_with_worker, weight
 from support.reference import Run
 from support.samples import mini_batches
 
-ATTENTION = 1e-6
-"""Largest relative difference: only on the CPU torch has a fused kernel for attention."""
+METRICS, WEIGHTS = 5e-7, 1e-6
+"""Largest relative difference of loss and gradient norm, and of weights: a few roundings, since only on the CPU torch
+has fused kernels for attention and linear layers. Seen: 5e-8 and 5e-8."""
 
 
 def settings(device: str, **more: Any) -> dict[str, Any]:
@@ -29,12 +30,12 @@ def settings(device: str, **more: Any) -> dict[str, Any]:
 
 def assert_equal_runs(runs: list[Run], expected: Run) -> None:
     for run in runs:
-        assert run.losses == pytest.approx(expected.losses, rel=ATTENTION)
-        assert run.grad_norms == pytest.approx(expected.grad_norms, rel=ATTENTION)
+        assert run.losses == pytest.approx(expected.losses, rel=METRICS)
+        assert run.grad_norms == pytest.approx(expected.grad_norms, rel=METRICS)
         assert run.lrs == expected.lrs
     assert runs[0].weights.keys() == expected.weights.keys()
     for name, weight in expected.weights.items():
-        torch.testing.assert_close(runs[0].weights[name], weight, rtol=0, atol=5e-6 * weight.abs().max().item())
+        torch.testing.assert_close(runs[0].weights[name], weight, rtol=0, atol=WEIGHTS * weight.abs().max().item())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_checkpoints_move_between_devices(
         metrics, weights = worlds[writer](2)(save, folder("llama"), writer, checkpoint)[0]
         for again, loaded in worlds[reader](2)(resume, folder("llama"), reader, checkpoint):
             assert same_bits(loaded, weights)
-            assert again == (metrics if writer == reader else pytest.approx(metrics, rel=ATTENTION))
+            assert again == (metrics if writer == reader else pytest.approx(metrics, rel=METRICS))
 
 
 def open_and_close(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch.distributed as dist
 
 SITE = str(Path(__file__).with_name("site"))
 """The folder to put on the path of a process that shall find `torch_npu`."""
+PYTHONPATH = os.pathsep.join((SITE, str(Path(__file__).parents[1])))
+"""The same for a process that is not a test's own; `ENGINES_DEVICE=npu` says there that the device is present."""
 
 
 def install() -> None:
