@@ -184,8 +184,8 @@ class TestWhy:
 class TestRequirements:
     """What engines-megatron says where another release of megatron-core comes first on the path, or none does."""
 
-    REASON = "needs megatron-core>=0.16.1,<0.17, found 0.17.0"
-    REMEDY = 'pip install "megatron-core>=0.16.1,<0.17"'
+    REASON = "needs megatron-core>=0.16.1,<0.16.2, found 0.17.0"
+    REMEDY = 'pip install "megatron-core>=0.16.1,<0.16.2"'
 
     @pytest.fixture
     def newer(self, tmp_path: Path) -> str:

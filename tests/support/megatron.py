@@ -38,6 +38,8 @@ LAYOUTS: dict[str, Layout] = {
     "ep2": Layout(2, _sizes(expert=2), moe_only=True),
     "tp2 pp2": Layout(4, {**_sizes(tensor=2, pipeline=2), **_SP}),
     "tp2 cp2": Layout(4, {**_sizes(tensor=2, context=2), **_SP}),
+    "tp2 pp2 without sp": Layout(4, _sizes(tensor=2, pipeline=2), experts_too=False),
+    "tp2 cp2 without sp": Layout(4, _sizes(tensor=2, context=2), experts_too=False),
     "pp2 dp2 distributed": Layout(4, {**_sizes(pipeline=2), "distributed_optimizer": True}),
     "pp2 ep2": Layout(4, _sizes(pipeline=2, expert=2), moe_only=True),
     "tp2 ep2": Layout(2, {**_sizes(tensor=2, expert=2), **_SP}, moe_only=True),

@@ -54,7 +54,7 @@ def requirements(distribution: str, extra: str = "") -> Iterator[Requirement]:
         if asked in seen:  # extras may ask for each other
             continue
         seen.add(asked)
-        for one in _own(name, extra):
+        for one in direct(name, extra):
             yield one
             waiting += [(one.name, more) for more in sorted(one.extras)]
 
@@ -85,7 +85,8 @@ def spelt(requirement: Requirement) -> str:
     return f"{requirement.name}{extras}{','.join(bounds)}" + (f" @ {requirement.url}" if requirement.url else "")
 
 
-def _own(distribution: str, extra: str) -> Iterator[Requirement]:
+def direct(distribution: str, extra: str = "") -> Iterator[Requirement]:
+    """The lines of a distribution's own metadata that hold on this platform; see `requirements`."""
     from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
     from packaging.requirements import InvalidRequirement, Requirement
 

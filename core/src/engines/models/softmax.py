@@ -42,8 +42,8 @@ class Softmax:
     def log_softmax(self, rows: slice, logits: Tensor, out: Tensor) -> None:
         """Write the log-probabilities of all tokens, from the logits of `rows`.
 
-        torch's kernel for the CPU adds up a row's exponentials one after another: at 150k tokens its log-probabilities
-        are too low by 1e-5, on average. A sum of its own is exact to 1e-6, and then a vocabulary gives the same
+        torch's kernel for the CPU adds up a row's exponentials one after another: at 150k tokens log-probabilities
+        come out 1e-5 off, all to one side. A sum of its own is exact to 1e-6, and then a vocabulary gives the same
         numbers whole and in shards.
         """
         if logits.device.type != "cpu":

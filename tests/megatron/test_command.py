@@ -1,0 +1,60 @@
+"""`engines train` on Megatron, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.commands import read_jsonl, recipe, run, write_jsonl
+
+
+@pytest.fixture
+def work(tmp_path: Path, deep) -> Path:
+    """A folder with a mixture as `model`, and `data.jsonl`."""
+    shutil.copytree(deep("qwen3_moe_dense_first"), tmp_path / "model")
+    draw = random.Random(0)
+    rows = [[draw.randrange(256) for _ in range(draw.randint(2, 40))] for _ in range(13)]
+    write_jsonl(tmp_path / "data.jsonl", [{"input_ids": ids, "loss_mask": [1] * len(ids)} for ids in rows])
+    return tmp_path
+
+
+def test_a_run_says_what_it_was_and_goes_on(work):
+    engine = {"strategy": "megatron", "pipeline_parallel_size": 2, "expert_parallel_size": 2}
+    file = recipe(work, engine=engine, launch={"nproc": 4})
+    code, output = run(file)
+    assert code == 0, output
+
+    built = json.loads((work / "out" / "run.json").read_text())
+    layout = {"pipeline_parallel_size": 2, "expert_parallel_size": 2, "data_parallel_size": 2}
+    assert built["layout"] == {**dict.fromkeys(built["layout"], 1), **layout}
+    assert built["strategy"] == "megatron" and "megatron-core" in built["distributions"]
+    lines = read_jsonl(work / "out" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    for line in lines:
+        assert line["moe/load_balancing_loss"] > 0 and line["moe/busiest_expert"] >= 1
+        assert sum(f"moe/tokens_per_expert/{expert}" in line for expert in range(8)) == 8
+
+    code, output = run(file, "trainer.steps=6")
+    assert code == 0, output
+    assert [line["step"] for line in read_jsonl(work / "out" / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+    code, output = run(file, "trainer.steps=8", "engine={strategy: fsdp2, device: cpu}", "launch.nproc=1")
+    assert code == 2, output
+    assert "megatron" in output and "fsdp2" in output and "Traceback" not in output
+
+
+def test_the_model_goes_on_with_the_other_engine(work):
+    code, output = run(recipe(work, engine={"strategy": "megatron"}), "trainer.steps=2")
+    assert code == 0, output
+    step = work / "out" / "checkpoints" / "step-2"
+    other = work / "other"
+    code, output = run(
+        recipe(work, model={"path": str(step)}), "trainer.steps=1", f"trainer.output_dir={other}", "launch.nproc=2"
+    )
+    assert code == 0, output
+    assert "step 2" in output and "megatron" in output
+    assert read_jsonl(other / "metrics.jsonl")[0]["loss"] < read_jsonl(work / "out" / "metrics.jsonl")[0]["loss"]
