@@ -29,7 +29,7 @@ def availability(candidate: Candidate, devices: Mapping[str, DeviceSpec]) -> Ava
         return required
     for module in candidate.needs:
         if not can_be_imported(module):
-            remedy = install_module(module, candidate.distribution)
+            remedy = candidate.install.get(module) or install_module(module, candidate.distribution)
             return Availability("unavailable", f"needs {module}, not installed", remedy)
     early = imported_too_early(candidate.before, candidate.prepare)
     if early is not None:

@@ -58,6 +58,7 @@ Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
 Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 Attribute = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+Text = Annotated[str, Field(min_length=1)]
 
 # TOML knows lists only; what is read stays as it is, hence tuples (which a strict model takes from a tuple alone).
 Keys = Annotated[tuple[Key, ...], Field(strict=False), AfterValidator(_not_empty), AfterValidator(_distinct)]
@@ -83,6 +84,7 @@ class EngineEntry(_Table):
     config: Attribute = Field(description="package.module:Class, its settings; its module imports no torch")
     capabilities: Capabilities = Field((), description="closed vocabulary, or x-vendor.name")
     needs: Modules = Field((), description="modules that must be findable, or the engine is unavailable")
+    install: dict[Module, Text] = Field({}, description="how to get modules of `needs` that no package index brings")
     env: dict[Variable, str] = Field({}, description="environment variables set before it is imported")
     process: Literal["shared", "exclusive"] = Field(
         "shared", description="exclusive: no other backend may live in this process"
@@ -91,6 +93,13 @@ class EngineEntry(_Table):
         None, description="package.module:function, run once in every process that loads the engine"
     )
     before: Modules = Field((), description="modules that `prepare` must precede")
+
+    @model_validator(mode="after")
+    def _install_is_of_needs(self) -> EngineEntry:
+        for module in self.install:
+            if module not in self.needs:
+                raise ValueError(f"`install` says how to get {module}, which `needs` does not name")
+        return self
 
     @model_validator(mode="after")
     def _before_has_prepare(self) -> EngineEntry:

@@ -50,6 +50,7 @@ class EngineFields(TypedDict, total=False):
     priority: int
     capabilities: Iterable[str]
     needs: Sequence[str]
+    install: Mapping[str, str]
     env: Mapping[str, str]
     process: Literal["shared", "exclusive"]
     prepare: Prepare
@@ -230,6 +231,7 @@ def _candidates(entry: EngineEntry, id: str, summary: str) -> Iterator[Candidate
                 config=entry.config,
                 capabilities=frozenset(entry.capabilities),
                 needs=entry.needs,
+                install=entry.install,
                 env=entry.env,
                 process=entry.process,
                 prepare=entry.prepare,

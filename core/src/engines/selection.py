@@ -29,6 +29,8 @@ class Candidate:
     config: str | type
     capabilities: frozenset[str] = frozenset()
     needs: tuple[str, ...] = ()
+    install: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """How to get modules of `needs`, where the plugin says so itself."""
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     process: Literal["shared", "exclusive"] = "shared"
     prepare: Prepare | None = None

@@ -18,8 +18,12 @@ from engines.selection import Candidate, Consideration, Selection
 
 __all__ = ["Asked", "Field", "ask", "choose", "select"]
 
-PUBLISHED = {"fsdp2": "engines-fsdp", "megatron": "engines-megatron"}
-"""Backends that this project publishes: what to install for one that is not."""
+PUBLISHED = {
+    ("fsdp2", None): "engines-fsdp",
+    ("megatron", None): "engines-megatron",
+    ("megatron", "npu"): "engines-mindspeed",
+}
+"""What to install for a backend of this project, on one device or on all others."""
 
 
 def choose(asked: Asked, field: Field) -> Selection:
@@ -37,7 +41,9 @@ def choose(asked: Asked, field: Field) -> Selection:
     here = [one for one in fitting if one.device == device]
     if not here:
         supported = ", ".join(sorted({one.device for one in fitting}))
-        raise trace.error(f"No engine for {asked}: it runs on {supported}.")
+        own = PUBLISHED.get((asked.backend, device))
+        said = f"No engine for {asked}: it runs on {supported}."
+        raise trace.error(said, f"For {device} install its distribution: pip install {own}" if own else None)
     states = {one: availability(one, field.devices) for one in here}
     trace.states = states
     available = [one for one in here if states[one].available]
@@ -76,8 +82,9 @@ def _nothing_fits(asked: Asked, field: Field, named: Sequence[Candidate]) -> str
         said += did_you_mean(asked.backend or "", installed)
         if installed:
             said += f" Installed: {', '.join(installed)}."
-        if asked.backend in PUBLISHED:
-            said += f" It comes with: pip install {PUBLISHED[asked.backend]}."
+        own = PUBLISHED.get((asked.backend, asked.device)) or PUBLISHED.get((asked.backend, None))
+        if own is not None:
+            said += f" It comes with: pip install {own}."
         return said
     allowed = [one for one in named if one.plugin not in field.denied]
     if not allowed:
