@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import Module
 
@@ -33,6 +34,7 @@ from engines_megatron.architectures import read_architecture
 from engines_megatron.config import MegatronConfig
 from engines_megatron.gradients import Gradients
 from engines_megatron.layout import plan_layout
+from engines_megatron.model.attention import PackedCoreAttention
 from engines_megatron.model.build import build_chunks
 from engines_megatron.model.chunk import GPTChunk
 from engines_megatron.model.transformer_config import transformer_config
@@ -74,15 +76,14 @@ class MegatronEngine(BaseEngine):
         return self._built_optimizer.schedule.lr
 
     def initialize(self) -> None:
-        config = transformer_config(
-            self._architecture, self._layout, self._config, dtype=self._dtype, on_cpu=self.ctx.device.type == "cpu"
-        )
+        config = self._transformer_config()
         chunks = build_chunks(
             self._architecture,
             self._layout,
             config,
             model_type=self.ctx.model_type,
             model_config=self._model_config,
+            core_attention=self._core_attention,
             device=self.ctx.device,
         )
         load_pretrained(chunks, self._architecture, self.ctx.model.path, self.ctx.model_type)
@@ -212,6 +213,17 @@ class MegatronEngine(BaseEngine):
         gc.collect()  # modules, hooks and buffers refer to each other
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
+
+    def _transformer_config(self) -> TransformerConfig:
+        """What Megatron's modules are built from."""
+        return transformer_config(
+            self._architecture, self._layout, self._config, dtype=self._dtype, on_cpu=self.ctx.device.type == "cpu"
+        )
+
+    @property
+    def _core_attention(self) -> type[Module] | None:
+        """What attends in plain layers; None for Megatron's own, on devices where that takes packed rows."""
+        return PackedCoreAttention
 
     def _rows_of(self, micro_batch: Batch) -> Rows:
         context = parallel_state.get_context_parallel_group() if self._layout.context > 1 else None

@@ -44,10 +44,17 @@ class _Place:
     """Where a parameter's state lies."""
 
     inner: Any
-    """torch's optimizer, or TransformerEngine's."""
+    """torch's optimizer, or another's."""
+    group: dict[str, Any]
+    """The parameter group of it."""
     main: Tensor
     start: int
     stop: int
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What holds `step`: torch's AdamW counts by parameter, TransformerEngine's and MindSpeed's by group."""
+        return self.inner.state[self.main] if isinstance(self.inner, torch.optim.Adam) else self.group
 
 
 class Optimizer:
@@ -109,20 +116,21 @@ class Optimizer:
         state = place.inner.state[place.main]
         for name in MOMENTS:
             state[name] = torch.zeros_like(place.main.detach())
-        state["step"] = torch.tensor(float(step), dtype=torch.float32)
+        counted_by_group = place.counts is place.group
+        place.counts["step"] = step if counted_by_group else torch.tensor(float(step), dtype=torch.float32)
         return self._state(parameter, place)
 
     def forget(self) -> None:
         """Drop all moments, as before the first step."""
         for place in self._places.values():
             place.inner.state.pop(place.main, None)
+            place.group.pop("step", None)
 
     def _state(self, parameter: Parameter, place: _Place) -> ParameterState:
         state = place.inner.state.get(place.main) or {}
         moments = {name: state[name] for name in MOMENTS if name in state}
-        return ParameterState(
-            parameter, place.start, place.stop, place.main.detach(), moments, int(state.get("step", 0))
-        )
+        step = int(place.counts.get("step", 0)) if moments else 0
+        return ParameterState(parameter, place.start, place.stop, place.main.detach(), moments, step)
 
     def _norm(self) -> float:
         """Over all parameters, each once; every part sums over the ranks that hold different gradients of it."""
@@ -167,15 +175,17 @@ def _places(part: Any) -> Iterator[tuple[Parameter, _Place]]:
     if isinstance(part, DistributedOptimizer):
         for parameter, (group, order) in part.model_param_group_index_map.items():
             span = part._get_model_param_range_map(parameter)["param"]
-            yield parameter, _Place(inner, inner.param_groups[group]["params"][order], span.start, span.end)
+            held = inner.param_groups[group]
+            yield parameter, _Place(inner, held, held["params"][order], span.start, span.end)
     elif hasattr(part, "float16_groups"):
-        for models, mains in zip(part.float16_groups, part.fp32_from_float16_groups, strict=True):
+        groups = zip(inner.param_groups, part.float16_groups, part.fp32_from_float16_groups, strict=True)
+        for group, models, mains in groups:
             for parameter, main in zip(models, mains, strict=True):
-                yield parameter, _Place(inner, main, 0, parameter.numel())
+                yield parameter, _Place(inner, group, main, 0, parameter.numel())
     else:
         for group in inner.param_groups:
             for parameter in group["params"]:
-                yield parameter, _Place(inner, parameter, 0, parameter.numel())
+                yield parameter, _Place(inner, group, parameter, 0, parameter.numel())
 
 
 def _device(part: Any) -> torch.device:

@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from engines_megatron.architectures import Architecture
 from engines_megatron.layout import Layout
+from engines_megatron.model.attention import PackedCoreAttention
 from engines_megatron.model.chunk import GPTChunk, frequencies
 from engines_megatron.model.spec import decoder_spec, has_transformer_engine
 
@@ -28,11 +29,13 @@ def build_chunks(
     *,
     model_type: str,
     model_config: dict[str, Any],
+    core_attention: type | None = PackedCoreAttention,
     device: torch.device,
 ) -> list[GPTChunk]:
     """Every chunk of this rank, on `device`, in order of depth; parameters hold what memory held.
 
-    `model_config`: the folder's config.json. All ranks call it, after the groups are made.
+    `model_config`: the folder's config.json; `core_attention`: see `decoder_spec`. All ranks call it, after the
+    groups are made.
     """
     inverse, factor = frequencies(model_config, architecture.head_dim)
     if factor != 1.0:
@@ -48,7 +51,10 @@ def build_chunks(
             pad_token=architecture.pad_token,
             config=config,
             transformer_layer_spec=decoder_spec(
-                config, transformer_engine=device.type == "cuda" and has_transformer_engine(), vp_stage=vp_stage
+                config,
+                transformer_engine=device.type == "cuda" and has_transformer_engine(),
+                core_attention=core_attention,
+                vp_stage=vp_stage,
             ),
             max_sequence_length=architecture.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage),

@@ -1,7 +1,7 @@
 """Which module stands where in a decoder: TransformerEngine's where it is on CUDA, else Megatron's plain ones.
 
 Of the plain ones two are the project's own: Megatron's RMSNorm refuses sequence parallelism, and its core
-attention packed sequences and context parallelism.
+attention packed sequences and context parallelism, unless somebody has patched it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ def has_transformer_engine() -> bool:
 
 
 def decoder_spec(
-    config: TransformerConfig, *, transformer_engine: bool, vp_stage: int | None
+    config: TransformerConfig,
+    *,
+    transformer_engine: bool,
+    core_attention: type | None = PackedCoreAttention,
+    vp_stage: int | None,
 ) -> TransformerBlockSubmodules:
-    """The spec of the decoder layers that this rank's chunk holds."""
+    """The spec of the decoder layers that this rank's chunk holds.
+
+    `core_attention`: what stands for Megatron's own in plain layers; None leaves that.
+    """
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=transformer_engine, normalization="RMSNorm", vp_stage=vp_stage
     )
@@ -36,13 +43,13 @@ def decoder_spec(
     for layer in block.layer_specs:
         if id(layer) not in seen:
             seen.add(id(layer))
-            _use_own_modules(layer, plain=not transformer_engine)
+            _use_own_modules(layer, plain=not transformer_engine, core_attention=core_attention)
     if not transformer_engine:
         block.layer_norm = RMSNorm
     return block
 
 
-def _use_own_modules(layer: ModuleSpec, *, plain: bool) -> None:
+def _use_own_modules(layer: ModuleSpec, *, plain: bool, core_attention: type | None) -> None:
     modules = layer.submodules
     experts = modules.mlp.submodules
     if isinstance(experts, MoESubmodules):
@@ -52,7 +59,8 @@ def _use_own_modules(layer: ModuleSpec, *, plain: bool) -> None:
     attention = modules.self_attention.submodules
     modules.input_layernorm = RMSNorm
     modules.pre_mlp_layernorm = RMSNorm
-    attention.core_attention = PackedCoreAttention
+    if core_attention is not None:
+        attention.core_attention = core_attention
     for name in ("q_layernorm", "k_layernorm"):
         if getattr(attention, name) is not IdentityOp:
             setattr(attention, name, RMSNorm)
