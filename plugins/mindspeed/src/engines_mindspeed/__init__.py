@@ -1,0 +1,1 @@
+"""Megatron-Core on Ascend NPUs, patched by MindSpeed. Nothing happens on import; `engine.toml` says what is here."""
