@@ -94,7 +94,9 @@ def _import_torch_npu() -> None:
                 "megatron on npu needs torch_npu, which is not installed.",
                 "Install the torch_npu that fits torch, and CANN, as Ascend's installation guide says.",
             ) from error
-        raise LaunchError(f"torch_npu needs {error.name}, which cannot be found.", f"Install {error.name}.") from error
+        raise LaunchError(
+            f"torch_npu needs {error.name}, which cannot be found.", f"Install {error.name}."
+        ) from error
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: torch, which loads it by itself
         raise LaunchError(
             f"torch_npu is installed, but what it is built on cannot be loaded: {error}",
