@@ -1,0 +1,32 @@
+"""Processes in which MindSpeed's stand-in patches the real Megatron-Core for simulated NPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from support.mindspeed import make_site, start_up
+from support.world import World
+
+
+@pytest.fixture(scope="session")
+def npus(simulated_npu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two processes with an NPU each. They start with nothing imported: Megatron-Core must come after MindSpeed."""
+    world = World(2, "npu", start="spawn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(make_site(tmp_path_factory.mktemp("npus") / "site", torch_npu=None)))
+        world(start_up, timeout=280)  # they take over the path as they start
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`deep(family)`: a tiny model with as many layers as the layouts need, saved."""
+    from support.megatron import LAYERS
+    from support.tiny import tiny_folder
+
+    return cache(lambda family: tiny_folder(tmp_path_factory.mktemp(family), family, num_hidden_layers=LAYERS))
