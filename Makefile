@@ -19,10 +19,10 @@ DEMO_OUTPUT := outputs/demo
 PROMPT      ?= How do I take care of my teeth?
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test test-more test-real check bench docs clean
+.PHONY: help demo setup test test-more test-real test-mindspeed test-npu check bench docs clean
 
 help: ## what this Makefile can do
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.demo-installed ## fine-tune a 135M language model on this machine, 2 processes, a few minutes
 	$(BIN)/engines list
@@ -37,15 +37,24 @@ setup: $(VENV)/.setup-installed ## .venv with core, every plugin under plugins/ 
 
 test: $(VENV)/.setup-installed ## a fair sample of the tests
 	@$(SIMULATED_NPU)
-	$(BIN)/python -m pytest -m "not more and not real"
+	$(BIN)/python -m pytest -m "not more and not real and not mindspeed and not npu"
 
 test-more: $(VENV)/.setup-installed ## what `make test` leaves out
 	@$(SIMULATED_NPU)
-	$(BIN)/python -m pytest -m "more and not real"
+	$(BIN)/python -m pytest -m "more and not real and not mindspeed and not npu"
 
 test-real: $(VENV)/.setup-installed $(VENV)/.demo-installed ## the tests that need the SmolLM2 weights
 	@$(BIN)/python examples/prepare_smollm2.py $(MODEL)
 	$(BIN)/python -m pytest -m real
+
+test-mindspeed: $(VENV)/.setup-installed ## MindSpeed's own patches on a simulated NPU: MINDSPEED_SRC=/path/to/MindSpeed
+	@test -d "$(MINDSPEED_SRC)/mindspeed" || { \
+		echo "MINDSPEED_SRC must name a checkout of MindSpeed, of a branch that docs/mindspeed.md lists."; exit 1; }
+	@$(SIMULATED_NPU)
+	MINDSPEED_SRC="$(abspath $(MINDSPEED_SRC))" $(BIN)/python -m pytest -m mindspeed
+
+test-npu: $(VENV)/.setup-installed ## the tests that need NPUs, CANN, torch_npu and MindSpeed
+	$(BIN)/python -m pytest -m npu
 
 check: $(VENV)/.setup-installed ## ruff, formatting, mypy (strict for core), import directions
 	$(BIN)/ruff check .

@@ -26,15 +26,22 @@ def document() -> str:
 
 
 def engine_tables() -> dict[str, list[tuple[str, str]]]:
-    """The keys that each installed engine adds under `engine:`."""
+    """The keys that each installed engine adds under `engine:`, to those of the engine that it builds on."""
     tables = {}
     for backend, path in sorted({(one.backend, str(one.config)) for one in registry.candidates()}):
         module, _, name = path.partition(":")
-        fields = getattr(import_module(module), name).model_fields
-        own = [row(f"engine.{key}", info) for key, info in fields.items() if key not in EngineConfig.model_fields]
+        settings = getattr(import_module(module), name)
+        inherited = settings.__base__.model_fields
+        own = [row(f"engine.{key}", info) for key, info in settings.model_fields.items() if key not in inherited]
         if own:
-            tables[f"What {backend} adds"] = own
+            where = "" if settings.__base__ is EngineConfig else f" on {devices(path)}"
+            tables[f"What {backend} adds{where}"] = own
     return tables
+
+
+def devices(config: str) -> str:
+    """Where engines have these settings."""
+    return ", ".join(sorted({one.device for one in registry.candidates() if one.config == config}))
 
 
 def table(rows: list[tuple[str, str]]) -> str:

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from engines.cli.main import COMMANDS
 from engines.engine.binding import HOOKS
 from engines.manifest import Manifest
 from engines.recipes.sft.loading import build_recipe
+from engines_mindspeed.config import MindSpeedConfig
+from engines_mindspeed.versions import PAIRS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("core/*.md"), *ROOT.glob("plugins/*/*.md")]
@@ -68,6 +71,9 @@ def test_keys_that_are_set_in_prose_exist() -> None:
         recipe, _ = build_recipe(yaml.safe_load(blocks("yaml")[0]) | {"engine": {"strategy": strategy}})
         parts = recipe.model_dump().items()
         keys |= {f"{name}.{key}" for name, part in parts if isinstance(part, dict) for key in part}
+    keys |= {
+        f"engine.{key}" for key in MindSpeedConfig.model_fields
+    }  # of a device that is absent
     assert set(re.findall(r"\b([a-z]+\.[a-z_]+)[=:] ?[\w\[]", EVERYTHING)) <= keys
 
 
@@ -128,6 +134,14 @@ def test_the_contract_page_lists_every_hook() -> None:
     assert needed == {
         name: [hook.__engines_capability__] if hook.__engines_capability__ else [] for name, hook in HOOKS.items()
     }
+
+
+def test_the_table_of_mindspeeds_versions() -> None:
+    rows = re.findall(r"^\| (==\S+) \| (\S+) \| (\S+) \| (\S+) \|$", (ROOT / "docs/mindspeed.md").read_text(), re.M)
+    assert [(mindspeed, branch, torch) for mindspeed, branch, _, torch in rows] == [
+        (str(one.mindspeed), one.branch, one.torch) for one in PAIRS
+    ]
+    assert [SpecifierSet(core) for _, _, core, _ in rows] == [one.megatron_core for one in PAIRS]
 
 
 def test_benchmarks_are_listed() -> None:

@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from support.mindspeed import make_site, start_up
+from support.mindspeed import make_site
 from support.world import World
 
 
 @pytest.fixture(scope="session")
 def npus(simulated_npu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Two processes with an NPU each. They start with nothing imported: Megatron-Core must come after MindSpeed."""
-    world = World(2, "npu", start="spawn")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(make_site(tmp_path_factory.mktemp("npus") / "site", torch_npu=None)))
-        world(start_up, timeout=280)  # they take over the path as they start
+    world = World(2, "npu", start="spawn", path=make_site(tmp_path_factory.mktemp("npus") / "site", torch_npu=None))
     yield world
     world.close()
 

@@ -26,7 +26,7 @@ Deep = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def expected(deep: Deep) -> Callable[[str], Run]:
-    return cache(lambda family: reference.train(deep(family), mini_batches(), OPTIMIZER))
+    return cache(lambda family: reference.train(deep(family), mini_batches(), **OPTIMIZER))
 
 
 def run_and_tell(folder: Path, engine: dict[str, Any]) -> tuple[Run, str, list[tuple[str, Any]]]:

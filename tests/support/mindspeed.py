@@ -93,7 +93,3 @@ def fresh(site: Path, code: str, *words: str, **env: str) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def start_up() -> None:
-    """The first call of a world, which starts its processes."""

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -54,9 +55,14 @@ BACKENDS = {"cpu": "gloo", "npu": "cpu:gloo,npu:hccl"}
 class World:
     """`size` processes in one group; on `npu` each has a simulated device of its own (`simulated_npu`)."""
 
-    def __init__(self, size: int, device: str = "cpu") -> None:
+    def __init__(
+        self, size: int, device: str = "cpu", *, start: str = "forkserver", path: Path | None = None
+    ) -> None:
+        """`start`: multiprocessing's way; "spawn" begins with nothing imported. `path`: a folder to look in first."""
         self.size = size
         self.device = device
+        self._start_by = start
+        self._path = path
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -84,13 +90,14 @@ class World:
         self._processes, self._pipes = [], []
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOAD))
+        context: Any = multiprocessing.get_context(self._start_by)
+        if self._start_by == "forkserver":
+            context.set_forkserver_preload(list(PRELOAD))
         rendezvous = tempfile.mktemp(prefix="world-")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, rank, self.size, rendezvous, self.device), daemon=True
+                target=_serve, args=(theirs, rank, self.size, rendezvous, self.device, self._path), daemon=True
             )
             process.start()
             theirs.close()
@@ -124,13 +131,15 @@ class World:
         return [results[rank] for rank in range(self.size)]
 
 
-def _serve(pipe: Connection, rank: int, size: int, rendezvous: str, device: str) -> None:
+def _serve(pipe: Connection, rank: int, size: int, rendezvous: str, device: str, path: Path | None) -> None:
     import datetime
 
     import torch
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     torch.set_num_threads(1)
+    if path is not None:
+        sys.path.insert(0, str(path))
     if device == "npu":
         _take_npu(rank)
     torch.distributed.init_process_group(

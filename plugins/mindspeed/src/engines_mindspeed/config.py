@@ -22,7 +22,7 @@ class MindSpeedConfig(MegatronConfig):
     context_parallel_algorithm: Literal["megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"] = "megatron_cp_algo"
     """MindSpeed's way of attending across context-parallel ranks. Only its ring, megatron_cp_algo, takes sequences as
     this engine cuts them. Without flash_attention keys and values are gathered, as on other devices."""
-    mindspeed: dict[str, Argument] = Field(default_factory=dict)
+    mindspeed: dict[str, Argument] = Field({})
     """More of MindSpeed's arguments by its own names, with underscores. An unknown name is refused, and so is one
     that follows from another key."""
 

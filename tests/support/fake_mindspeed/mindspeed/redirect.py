@@ -53,11 +53,14 @@ FACTORIES = (
 def redirect() -> None:
     for name in SERVICES:
         setattr(torch.cuda, name, getattr(torch.npu, name))
+    for name in ("get_rng_state", "manual_seed", "manual_seed_all", "set_rng_state"):
+        setattr(torch.cuda.random, name, getattr(torch.npu, name))
     torch.cuda._lazy_init = torch.cuda._lazy_call = lambda *_, **__: None
     torch.cuda.get_device_capability = lambda *_: (8, 0)
     for holder, names in ((torch, FACTORIES), (torch.Tensor, ("to",)), (torch.nn.Module, ("to",))):
         for name in names:
             setattr(holder, name, _on_npu(getattr(holder, name)))
+    torch.Tensor.is_cuda = property(lambda self: self.device.type == "npu")
     torch.Tensor.cuda = lambda self, *_, **__: self.to("npu")
     kind = torch.Tensor.type
     torch.Tensor.type = functools.wraps(kind)(lambda self, *a, **k: _said(kind(self, *a, **k)))

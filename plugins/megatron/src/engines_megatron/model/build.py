@@ -67,8 +67,21 @@ def build_chunks(
         chunk.rotary_pos_emb.inv_freq = inverse.to(device)
         _mark_split_weights(chunk)
         _mark_experts(chunk)
-        chunks.append(chunk.to(device))
+        chunks.append(_moved(chunk, device))
     return chunks
+
+
+def _moved(chunk: GPTChunk, device: torch.device) -> GPTChunk:
+    """The chunk on `device`, with the marks on its parameters.
+
+    Those that lie elsewhere become other parameters on devices whose tensors can't take the place of the CPU's (NPUs),
+    and Megatron's marks, such as `sequence_parallel`, are attributes of the old ones.
+    """
+    marks = {name: dict(vars(parameter)) for name, parameter in chunk.named_parameters()}
+    chunk.to(device)
+    for name, parameter in chunk.named_parameters():
+        vars(parameter).update(marks[name])
+    return chunk
 
 
 def _mark_split_weights(chunk: GPTChunk) -> None:
