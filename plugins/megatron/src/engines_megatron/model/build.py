@@ -74,8 +74,8 @@ def build_chunks(
 def _moved(chunk: GPTChunk, device: torch.device) -> GPTChunk:
     """The chunk on `device`, with the marks on its parameters.
 
-    Those that lie elsewhere become other parameters on devices whose tensors can't take the place of the CPU's (NPUs),
-    and Megatron's marks, such as `sequence_parallel`, are attributes of the old ones.
+    Moved to a device whose tensors can't take the place of the CPU's (an NPU), a parameter becomes another, and
+    Megatron's marks, such as `sequence_parallel`, are attributes of the old one.
     """
     marks = {name: dict(vars(parameter)) for name, parameter in chunk.named_parameters()}
     chunk.to(device)
