@@ -84,6 +84,12 @@ class TestDevice:
             registry.resolve("language_model", "picky")
         assert "picky on cpu, in-process: faster ranks higher" in str(refused.value)
 
+    def test_a_plugin_says_how_to_get_what_it_needs(self, registry: Registry) -> None:
+        how = {"absent_library": "follow its own guide"}
+        registry.register(**fields("picky", "faster", needs=["absent_library"], install=how))
+        with pytest.raises(EngineNotFound, match="needs absent_library, not installed; follow its own guide"):
+            registry.resolve("language_model", "picky")
+
     def test_the_trace_tells_of_each(self, registry: Registry) -> None:
         lines = registry.resolve("language_model", "wide", "fast").explain().splitlines()
         assert lines[0] == "language_model wide: in-process on fast"
@@ -144,6 +150,16 @@ class TestNotFound:
         with pytest.raises(EngineNotFound, match=f"It comes with: pip install {distribution}"):
             registry.resolve("language_model", backend)
 
+    def test_names_what_to_install_for_a_device(self, registry: Registry) -> None:
+        with pytest.raises(EngineNotFound, match="It comes with: pip install engines-mindspeed"):
+            registry.resolve("language_model", "megatron", "npu")
+        registry.register(**fields("megatron"))
+        with pytest.raises(EngineNotFound, match=r"it runs on cpu\.\n(.*\n)*.*pip install engines-mindspeed"):
+            registry.resolve("language_model", "megatron", "npu")
+        with pytest.raises(EngineNotFound) as refused:
+            registry.resolve("language_model", "megatron", "cuda")
+        assert "pip install" not in str(refused.value)
+
     def test_another_model_type(self, registry: Registry) -> None:
         registry.register(**fields("one"))
         with pytest.raises(EngineNotFound, match=r"it makes language_model\. Did you mean") as refused:
@@ -186,6 +202,10 @@ class TestRegistering:
         with pytest.raises(KeyError), registry.registered(**fields("one")):
             raise KeyError
         assert registry.candidates() == ()
+
+    def test_how_to_get_what_is_not_needed(self, registry: Registry) -> None:
+        with pytest.raises(ConfigError, match="`install` says how to get other, which `needs` does not name"):
+            registry.register(**fields("one", needs=["mine"], install={"other": "somewhere"}))
 
     def test_fields_are_checked_as_a_manifest(self, registry: Registry) -> None:
         with pytest.raises(ConfigError, match=r'`priorty` is not a key\. Did you mean "priority"'):

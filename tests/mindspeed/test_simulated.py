@@ -73,7 +73,12 @@ CASES: dict[str, tuple[str, dict[str, Any], str | None]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+OFTEN = ("tp2 sp", "pp2", "dp2", "cp2")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.more) for case in CASES]
+)
 def test_equals_the_reference(case: str, npus: World, deep: Deep, expected: Callable[[str], Run]) -> None:
     family, more, attention = CASES[case]
     engine = at(case.removesuffix(" recomputed").removesuffix(" plain"), "npu") | more
@@ -106,8 +111,8 @@ def run_part(
     ("first", "second", "dtype"),
     [
         (("npu", "tp2 sp"), ("npu", "tp2 sp"), "float32"),
-        (("npu", "dp2 distributed"), ("npu", "dp2 distributed"), "float32"),
-        (("npu", "dp2"), ("npu", "dp2"), "bfloat16"),
+        pytest.param(("npu", "dp2 distributed"), ("npu", "dp2 distributed"), "float32", marks=pytest.mark.more),
+        pytest.param(("npu", "dp2"), ("npu", "dp2"), "bfloat16", marks=pytest.mark.more),
         (("npu", "dp2 distributed"), ("cpu", "pp2"), "float32"),
         (("cpu", "tp2 sp"), ("npu", "pp2"), "float32"),
     ],

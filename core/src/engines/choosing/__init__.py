@@ -18,7 +18,7 @@ from engines.selection import Candidate, Consideration, Selection
 
 __all__ = ["Asked", "Field", "ask", "choose", "select"]
 
-PUBLISHED = {
+PUBLISHED: Mapping[tuple[str | None, str | None], str] = {
     ("fsdp2", None): "engines-fsdp",
     ("megatron", None): "engines-megatron",
     ("megatron", "npu"): "engines-mindspeed",
