@@ -71,9 +71,7 @@ def test_keys_that_are_set_in_prose_exist() -> None:
         recipe, _ = build_recipe(yaml.safe_load(blocks("yaml")[0]) | {"engine": {"strategy": strategy}})
         parts = recipe.model_dump().items()
         keys |= {f"{name}.{key}" for name, part in parts if isinstance(part, dict) for key in part}
-    keys |= {
-        f"engine.{key}" for key in MindSpeedConfig.model_fields
-    }  # of a device that is absent
+    keys |= {f"engine.{key}" for key in MindSpeedConfig.model_fields}  # of a device that is absent
     assert set(re.findall(r"\b([a-z]+\.[a-z_]+)[=:] ?[\w\[]", EVERYTHING)) <= keys
 
 
