@@ -83,11 +83,11 @@ def test_a_model_computes_the_same(site: Path, tmp_path: Path) -> None:
     batch = pack(mini_batches()[0])
     with TrainingWorker({{"path": str(folder)}}, {{"strategy": "megatron", "flash_attention": False}}) as worker:
         worker.initialize()
-        found = worker.infer(batch, frozenset({{"log_probs"}}))
+        found = worker.infer_batch(batch, needs=("log_probs",)).outputs.log_probs
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     off = 0.0
-    for ids, log_probs in zip(batch["input_ids"].split(batch.lengths), found["log_probs"].cpu().split(batch.lengths)):
+    for ids, log_probs in zip(batch["input_ids"].split(batch.lengths), found.cpu().split(batch.lengths)):
         logits = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1].float(), -1)
         expected = logits.gather(1, ids[1:, None])[:, 0]
         off = max(off, (log_probs[1:] - expected).abs().max().item())
