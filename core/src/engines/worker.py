@@ -23,7 +23,7 @@ from engines.errors import BatchError, CapabilityError
 from engines.loading import load
 from engines.losses import Loss
 from engines.microbatch import split_over_ranks, units_of
-from engines.process_group import ensure_process_group, select_device
+from engines.process_group import join_process_group, leave_process_group, select_device
 from engines.registry import registry
 from engines.versions import deciding_versions
 from engines.weights import write_pretrained
@@ -46,7 +46,7 @@ class TrainingWorker:
     """One rank of a training run. Every rank makes one and calls the same methods with the same batches.
 
     The worker splits each batch over data-parallel ranks; nothing in it knows which engine is below. It makes
-    the default process group unless somebody has, and destroys it in `close` if it did.
+    the default process group unless somebody has; the last worker that is closed destroys one that a worker made.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TrainingWorker:
         self._seed = seed
         seed_everything(seed)
         select_device(self.device)
-        self._owns_group = ensure_process_group(
+        self._shares_group = join_process_group(
             self.device, self.selection.device_spec.dist_backend, process_timeout_s
         )
         try:
@@ -190,7 +190,7 @@ class TrainingWorker:
         }
 
     def close(self) -> None:
-        """Free the engine, and the process group if this worker made it; safe to call twice."""
+        """Free the engine, and the process group if a worker made it and this is the last; safe to call twice."""
         try:
             self.engine.close()
         finally:
@@ -209,9 +209,9 @@ class TrainingWorker:
         return batch.select(self._shares(batch)[self.engine.ranks.dp_rank])
 
     def _leave_group(self) -> None:
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
-        self._owns_group = False
+        if self._shares_group:
+            leave_process_group()
+        self._shares_group = False
 
 
 def _mini_batches(batch: Batch, size: int, epochs: int, seed: int | None) -> Iterator[list[int]]:

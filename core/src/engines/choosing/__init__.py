@@ -94,7 +94,13 @@ def _nothing_fits(asked: Asked, field: Field, named: Sequence[Candidate]) -> str
         said = f'No engine for {asked}: "{asked.owner}" does not own it.{did_you_mean(asked.owner, owners)}'
         return f"{said} Owners: {', '.join(owners)}."
     known = sorted({model_type for one in allowed for model_type in one.model_types})
-    return f"No engine for {asked}: it makes {', '.join(known)}.{did_you_mean(asked.model_type, known)}"
+    said = f"No engine for {asked}: it makes {', '.join(known)}."
+    able = sorted({one.backend for one in field.candidates if asked.model_type in one.model_types})
+    return (
+        f"{said} Engines that make {asked.model_type}: {', '.join(able)}."
+        if able
+        else said + did_you_mean(asked.model_type, known)
+    )
 
 
 def _settle(best: Sequence[Candidate]) -> str:

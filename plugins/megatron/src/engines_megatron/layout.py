@@ -148,6 +148,6 @@ def _world_faults(config: MegatronConfig, architecture: Architecture, world_size
         if world_size % size:
             product = " * ".join(f"{name}={getattr(config, name)}" for name in names if getattr(config, name) > 1)
             yield (
-                f"{world_size} processes can't be divided into groups of {size} ({product}). "
-                f"Start a multiple of {math.lcm(*sizes)} (launch.nproc)."
+                f"{world_size} process{'es' if world_size > 1 else ''} can't be divided into groups of {size} "
+                f"({product}). Start a multiple of {math.lcm(*sizes)} (launch.nproc)."
             )

@@ -46,6 +46,7 @@ def transformer_config(
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
+        cuda_graph_scope=[],  # the default is a spelling that Megatron itself warns of
     )
     built.finalize_model_grads_func = finalize_model_grads
     return built

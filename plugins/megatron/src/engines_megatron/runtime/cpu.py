@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from engines_megatron.runtime import kinds
+from engines_megatron.runtime.noise import silence
 
 PACKAGE = "megatron.core"
 FACTORIES = ("zeros", "ones", "empty", "tensor", "full", "arange")
@@ -28,9 +28,7 @@ FACTORIES = ("zeros", "ones", "empty", "tensor", "full", "arange")
 def install() -> None:
     """Adapt Megatron-Core in this process. Raises `LaunchError` where it serves CUDA already."""
     kinds.claim("cpu")
-    warnings.filterwarnings(
-        "ignore", r"(Transformer Engine and Apex are|Apex is) not installed", module=r"megatron\.core"
-    )
+    silence(cpu=True)
     if not any(isinstance(finder, _Adapter) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Adapter())
         _answer_for_cpu_tensors()
