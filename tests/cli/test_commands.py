@@ -90,7 +90,8 @@ class TestList:
         assert cpu["manifest"].endswith("engines_fsdp/engine.toml")
 
     def test_an_absent_device_is_unavailable(self) -> None:
-        (npu,) = (row for row in answer("list", "--json", ASCEND_RT_VISIBLE_DEVICES="") if row["device"] == "npu")
+        rows = answer("list", "--json", ASCEND_RT_VISIBLE_DEVICES="")
+        (npu,) = (row for row in rows if (row["backend"], row["device"]) == ("fsdp2", "npu"))
         assert npu["status"] == "unavailable"
         assert npu["reason"] == "ASCEND_RT_VISIBLE_DEVICES='' hides it"
         assert npu["remedy"]
