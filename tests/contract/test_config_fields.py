@@ -215,8 +215,17 @@ def run(world, tmp_path_factory):
     return with_settings
 
 
+OFTEN = ("distributed_optimizer", "pipeline_layers", "recompute", "context_parallel_size", "offload", "lora_rank")
+"""Rows of Megatron that `make test` runs."""
+
+
 @pytest.mark.parametrize(
-    ("section", "name"), [(section, name) for section, rows in SECTIONS.items() for name in rows]
+    ("section", "name"),
+    [
+        pytest.param(section, name, marks=pytest.mark.more if section == "megatron" and name not in OFTEN else ())
+        for section, rows in SECTIONS.items()
+        for name in rows
+    ],
 )
 def test_no_field_is_ignored(section, name, run):
     row = SECTIONS[section][name]

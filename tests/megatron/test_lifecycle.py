@@ -72,6 +72,7 @@ def open_often(folder: Path, layout: str, times: int) -> list[tuple[int, int, in
     return seen
 
 
+@pytest.mark.more
 def test_twenty_engines_one_after_another(world: Worlds, deep: Deep) -> None:
     folder = deep("qwen3_moe", num_hidden_layers=2)
     for seen in world(2)(open_often, folder, "tp2 sp", 20):
@@ -212,7 +213,9 @@ def beside_fsdp2(folder: Path, layout: str) -> list[tuple[tuple[float, float], t
         return [(train_step(fsdp2, samples), train_step(engine, samples)) for samples in (FIRST, SECOND, THIRD)]
 
 
-@pytest.mark.parametrize(("family", "layout"), [("qwen3_moe", "tp2 sp"), ("llama_tied", "pp2")])
+@pytest.mark.parametrize(
+    ("family", "layout"), [("qwen3_moe", "tp2 sp"), pytest.param("llama_tied", "pp2", marks=pytest.mark.more)]
+)
 def test_fsdp2_and_megatron_in_one_process(family: str, layout: str, world: Worlds, deep: Deep) -> None:
     for steps in world(2)(beside_fsdp2, deep(family), layout):
         for ours, theirs in steps:

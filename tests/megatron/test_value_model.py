@@ -184,13 +184,16 @@ def test_equals_a_backbone_with_a_linear_head(
     assert_trains_alike(ranks, expected(family))
 
 
-@pytest.mark.parametrize("layout", ["tp2 sp", "cp2", "pp2 dp2 distributed"])
+@pytest.mark.parametrize(
+    "layout", ["tp2 sp", *(pytest.param(one, marks=pytest.mark.more) for one in ("cp2", "pp2 dp2 distributed"))]
+)
 def test_a_loss_of_last_values_alone(layout: str, scored: Folders, expected: Callable[..., Any], world: Worlds):
     run = world(LAYOUTS[layout].processes)
     ranks = run(train_values, scored("llama"), SAMPLES, settings(layout), ValueLoss(of_targets=0.0))
     assert_trains_alike(ranks, expected("llama", of_targets=0.0))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("layout", ["pp4 uneven", "pp2 dp2 distributed"])
 def test_fewer_samples_than_ranks(layout: str, scored: Folders, expected: Callable[..., Any], world: Worlds):
     run = world(LAYOUTS[layout].processes)
@@ -204,7 +207,7 @@ def start(folder: Path, engine: Mapping[str, Any], seed: int) -> tuple[dict[str,
         return weights_of(worker), values_of(worker, SAMPLES[0])
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_tied"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.more), "llama_tied"])
 def test_a_language_model_gets_a_head_that_depends_on_the_seed_alone(family: str, deep: Folders, world: Worlds):
     folder = deep(family)
     (first, values), *_ = world(1)(start, folder, settings("single"), 3)
@@ -306,7 +309,7 @@ def heads(folder: Path, engine: Mapping[str, Any]) -> list[Tensor]:
         return [chunk.score.weight.detach().clone() for chunk in worker.engine._base._chunks if chunk.post_process]
 
 
-@pytest.mark.parametrize("layout", ["tp2 cp2", "pp2 dp2 distributed"])
+@pytest.mark.parametrize("layout", ["tp2 cp2", pytest.param("pp2 dp2 distributed", marks=pytest.mark.more)])
 def test_all_ranks_of_a_last_stage_have_one_head(layout: str, deep: Folders, world: Worlds):
     found = [head for rank in world(4)(heads, deep("llama"), settings(layout)) for head in rank]
     assert len(found) == LAYOUTS[layout].processes // LAYOUTS[layout].engine.get("pipeline_parallel_size", 1)

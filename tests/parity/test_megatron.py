@@ -100,7 +100,12 @@ def layout_of(folder, engine):
         return worker.describe()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+OFTEN = ("tp2 cp2", "pp2 vpp2", "pp2 ep2", "tp2 etp2", "pp2 dp2 distributed")
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=() if layout in OFTEN else pytest.mark.more) for layout in LAYOUTS]
+)
 def test_it_says_what_it_built(layout, world, deep):
     how = LAYOUTS[layout]
     family = next(family for family in (*DENSE, *MIXTURES) if fits(family, layout))
