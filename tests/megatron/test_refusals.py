@@ -145,6 +145,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[str]]] = {
     "recompute what": (
         DENSE, {"recompute": "selectiv"}, 1, ["engine.recompute", 'Did you mean "selective"?'],
     ),
+    "a token that isn't there": ({**DENSE, "pad_token_id": 10**9}, ["pad_token_id: 1000000000 is none of the"]),
     "all faults at once": (
         SMOLLM2,
         {"tensor_parallel_size": 2, "expert_parallel_size": 2, "pipeline_parallel_size": 5,

@@ -129,7 +129,8 @@ class EngineConfig(Config):
         if world_size % replica:
             product = " * ".join(f"{name}={size}" for name, size in sizes.items())
             raise LaunchError(
-                f"{world_size} processes can't be divided into replicas of {replica} ({product})",
+                f"{world_size} process{'es' if world_size > 1 else ''} can't be divided into replicas of {replica} "
+                f"({product})",
                 f"Start a multiple of {replica} processes (launch.nproc).",
             )
 

@@ -1,5 +1,6 @@
 """What every engine on Hugging Face models shares: building, packed attention, token outputs, weight names."""
 
+from engines.models.asked import Asked
 from engines.models.build import build_causal_lm
 from engines.models.causal_lm import PackedCausalLM
 from engines.models.conversion import WeightSource
@@ -10,6 +11,7 @@ from engines.models.softmax import VocabularyShard
 from engines.models.token_outputs import linear_log_probs
 
 __all__ = [
+    "Asked",
     "ExportGroup",
     "PackedCausalLM",
     "Plan",

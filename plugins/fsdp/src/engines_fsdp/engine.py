@@ -25,7 +25,7 @@ from engines.contract import (
     ShardReader,
     StepResult,
 )
-from engines.models import PackedCausalLM, build_causal_lm
+from engines.models import Asked, PackedCausalLM, build_causal_lm
 from engines.optimizer import Optimizer
 from engines_fsdp.config import FSDP2Config
 from engines_fsdp.export import export_weights
@@ -54,7 +54,7 @@ class FSDP2Engine(BaseEngine):
         self._mesh = build_mesh(ctx.device, ctx.config.data_parallel_replicate_size)
         self._model: PackedCausalLM | None = None
         self._optimizer: Optimizer | None = None
-        self._asked: tuple[frozenset[str], bool, bool] = (frozenset(), False, False)
+        self._asked = Asked()
         self.ranks = data_parallel_ranks(self._mesh)
 
     @property
@@ -90,10 +90,7 @@ class FSDP2Engine(BaseEngine):
         forward_only: bool,
     ) -> list[MicroResult]:
         model = self._built_model
-        self._asked = (needs, False, False)
-        if loss is not None:
-            targets_only = loss.targets_only and not needs
-            self._asked = (needs | loss.needs, targets_only, targets_only and loss.equal_weights)
+        self._asked = Asked.of(loss, needs)
         every = self._config.accumulate_gradients == "sharded"
         results = []
         try:

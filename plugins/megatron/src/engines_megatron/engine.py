@@ -29,6 +29,7 @@ from engines.contract import (
     StepResult,
 )
 from engines.model_folder import read_config
+from engines.models import Asked
 from engines_megatron import groups
 from engines_megatron.architectures import read_architecture
 from engines_megatron.config import MegatronConfig
@@ -67,7 +68,7 @@ class MegatronEngine(BaseEngine):
         self._optimizer: Optimizer | None = None
         self._routing: Routing
         self._rows: list[Rows] = []
-        self._asked: tuple[frozenset[str], bool, bool] = (frozenset(), False, False)
+        self._asked = Asked()
         self.ranks = groups.acquire(self._layout)
         self._holds_groups = True
 
@@ -122,10 +123,7 @@ class MegatronEngine(BaseEngine):
         needs: frozenset[str],
         forward_only: bool,
     ) -> list[MicroResult] | None:
-        self._asked = (needs, False, False)
-        if loss is not None:
-            targets_only = loss.targets_only and not needs
-            self._asked = (needs | loss.needs, targets_only, targets_only and loss.equal_weights)
+        self._asked = Asked.of(loss, needs)
         micro_batches = [micro_batch.to(self.ctx.device) for micro_batch in micro_batches]
         self._rows = [self._rows_of(micro_batch) for micro_batch in micro_batches]
         accumulating = nullcontext() if forward_only else self._built_gradients.accumulating()
