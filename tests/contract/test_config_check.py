@@ -100,7 +100,7 @@ def test_replicas_divide_the_processes(world_size: int) -> None:
         return
     with pytest.raises(LaunchError) as error:
         config.check(ModelConfig(**MODEL), model_type="language_model", world_size=world_size)
-    for word in (f"{world_size} processes", "replicas of 12", "a multiple of 12", *SIZES):
+    for word in (f"{world_size} process", "replicas of 12", "a multiple of 12", *SIZES):
         assert word in str(error.value)
 
 

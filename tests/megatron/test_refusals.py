@@ -145,7 +145,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], int, list[str]]] = {
     "recompute what": (
         DENSE, {"recompute": "selectiv"}, 1, ["engine.recompute", 'Did you mean "selective"?'],
     ),
-    "a token that isn't there": ({**DENSE, "pad_token_id": 10**9}, ["pad_token_id: 1000000000 is none of the"]),
     "all faults at once": (
         SMOLLM2,
         {"tensor_parallel_size": 2, "expert_parallel_size": 2, "pipeline_parallel_size": 5,
@@ -231,6 +230,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "uneven heads": ({**without(DENSE, "head_dim"), "hidden_size": 100}, ["12 doesn't divide hidden_size: 100"]),
     "odd heads": ({**DENSE, "head_dim": 7}, ["head_dim: 7 is odd"]),
     "more experts of a token": ({**MIXTRAL, "num_experts_per_tok": 7}, ["7 is more than the 6 experts"]),
+    "a token that isn't there": ({**DENSE, "pad_token_id": 10**9}, ["pad_token_id: 1000000000 is none of the"]),
     "all faults at once": (
         {**without(DENSE, "vocab_size"), "hidden_act": "relu", "mlp_bias": True, "rope_scaling": {"type": "su"}},
         ["vocab_size is missing", "hidden_act: 'relu'", "mlp_bias", "'su'"],
