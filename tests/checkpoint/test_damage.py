@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from engines import checkpoint
-from engines.checkpoint.manifest import TensorRecord
 from engines.checkpoint.reading import Checkpoint, PartReader
+from engines.checkpoint_folder.manifest import TensorRecord
 from engines.errors import CheckpointError
 from support.checkpoints import save_on_rank, save_whole, tensors
 

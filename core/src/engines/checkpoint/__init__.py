@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engines.checkpoint.fingerprint import compare, fingerprint
-from engines.checkpoint.manifest import CheckpointInfo, Manifest, ModelFingerprint
 from engines.checkpoint.reading import Checkpoint, PartReader, open
 from engines.checkpoint.saving import save
-from engines.checkpoint.store import CheckpointStore, Listing
 from engines.checkpoint.weights import open_weights
+from engines.checkpoint_folder import CheckpointInfo, Manifest, ModelFingerprint
+from engines.checkpoint_folder.identity import compare, fingerprint
+from engines.checkpoint_folder.store import CheckpointStore, Listing
 
 __all__ = [
     "Checkpoint",

@@ -8,7 +8,7 @@ from math import prod
 
 from torch import Tensor
 
-from engines.checkpoint.manifest import Index, Part, Piece, TensorRecord
+from engines.checkpoint_folder.manifest import Index, Part, Piece, TensorRecord
 from engines.contract import Shard
 from engines.errors import ContractError
 from engines.weights.safetensors_file import DTYPE_NAMES

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from engines.checkpoint import strict_json
+from engines.checkpoint_folder import strict_json
+from engines.durable import Written
 from engines.errors import CheckpointError
-from engines.weights.durable import Written
 from engines.weights.safetensors_file import SafetensorsFile, write_safetensors
 
 TENSOR = "$tensor"

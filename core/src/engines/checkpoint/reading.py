@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import prod
@@ -10,26 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from engines.agreement import Peers
-from engines.checkpoint import strict_json
-from engines.checkpoint.manifest import (
-    CheckpointInfo,
-    Index,
-    Manifest,
-    Piece,
-    TensorRecord,
-    read_index,
-    read_manifest,
-)
 from engines.checkpoint.pieces import is_block, overlap
 from engines.checkpoint.rank_state import read_rank_state
-from engines.checkpoint_folder import STATE
+from engines.checkpoint_folder import STATE, CheckpointInfo, Manifest, read_manifest, strict_json
+from engines.checkpoint_folder.faults import faults
+from engines.checkpoint_folder.manifest import Index, Piece, TensorRecord, read_index
+from engines.durable import local_folder
 from engines.errors import CheckpointError, did_you_mean
-from engines.weights.durable import local_folder
 from engines.weights.safetensors_file import DTYPES, SafetensorsFile
 
 
@@ -80,8 +70,7 @@ class Checkpoint:
 
     def faults(self, *, checksums: bool = True, files: Iterable[str] | None = None) -> list[str]:
         """One line for each of `files` (None: all) that is not as it was written; without `checksums` by size."""
-        names = self.manifest.files if files is None else files
-        return [fault for name in names if (fault := self._fault(name, checksums))]
+        return faults(self.path, self.manifest, checksums=checksums, files=files)
 
     def verify(self, group: ProcessGroup | None = None, *, needed: Callable[[str], bool] | None = None) -> None:
         """Compare sizes and checksums; the ranks of `group`, which all call this, share the work.
@@ -98,17 +87,6 @@ class Checkpoint:
                     "\n".join(faults),
                     "Restore it from a copy, or move it away: a run then goes on from the checkpoint before it.",
                 )
-
-    def _fault(self, name: str, checksums: bool) -> str | None:
-        path, record = self.path / name, self.manifest.files[name]
-        if not path.is_file():
-            return f"{path} is missing"
-        size = path.stat().st_size
-        if size != record.size:
-            return f"{path} has {size} bytes, {record.size} were written"
-        if checksums and _xxh3(path) != record.xxh3:
-            return f"{path} has changed since it was written: its checksum is another"
-        return None
 
 
 class PartReader:
@@ -194,8 +172,3 @@ def open(
         checkpoint = Checkpoint(path)
     checkpoint.verify(group, needed=needed)
     return checkpoint
-
-
-def _xxh3(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

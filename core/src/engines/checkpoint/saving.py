@@ -11,15 +11,14 @@ import xxhash
 from torch.distributed import ProcessGroup
 
 from engines.agreement import Peers
-from engines.checkpoint import strict_json
-from engines.checkpoint.manifest import INDEX, CheckpointInfo, FileRecord, Manifest, seal
 from engines.checkpoint.pieces import PARTS, Described, merge, rank_pieces
 from engines.checkpoint.rank_state import write_rank_state
-from engines.checkpoint_folder import MANIFEST, STATE
+from engines.checkpoint_folder import INDEX, MANIFEST, STATE, CheckpointInfo, Manifest, strict_json
+from engines.checkpoint_folder.manifest import FileRecord, seal
 from engines.contract import Shard
+from engines.durable import Written, local_folder, publish, temporary_name, write_chunks
 from engines.errors import CheckpointError, ContractError
 from engines.weights import ModelFiles
-from engines.weights.durable import Written, local_folder, publish, temporary_name, write_chunks
 from engines.weights.safetensors_file import write_safetensors
 
 

@@ -29,7 +29,7 @@ def describe_checkpoint(
         backend=selection.backend,
         device=selection.device,
         distributions=deciding_versions(selection.distribution),
-        model=checkpoint.fingerprint(files),
+        model=checkpoint.fingerprint(files.config(), files.contents.get("tokenizer.json")),
         model_type=ctx.model_type,
         optimizer=ctx.optimizer.model_dump(mode="json") if ctx.optimizer is not None else None,
         world_size=dist.get_world_size() if dist.is_initialized() else 1,
@@ -74,7 +74,10 @@ def load_engine(path: str | os.PathLike[str], hook: Any, ctx: EngineContext, inf
     if found.info.world_size == info.world_size and found.info.layout == info.layout:
         saved = found.rank_state(dist.get_rank() if dist.is_initialized() else 0)
         assert saved is not None, "as many ranks saved as load"
-        set_rng_state(saved, ctx.device)
+        if not set_rng_state(saved, ctx.device):
+            log.warning(
+                "%s was saved on %s: random numbers of %s start anew", found.path, found.info.device, info.device
+            )
     else:
         log.warning(
             "%s was saved by %d ranks at another layout: each rank's random state starts anew",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.checkpoint_folder import PRETRAINED, CheckpointFolder, is_checkpoint, latest, look, why_no_model
+from engines.checkpoint_folder import PRETRAINED, CheckpointInfo, is_checkpoint, latest, look, why_no_model
 from engines.errors import CheckpointError, ModelError
 from engines.model_folder import CONFIG, read_config, read_object
 
@@ -19,7 +19,7 @@ class ModelFolder:
 
     path: Path
     vocab_size: int
-    checkpoint: CheckpointFolder | None
+    checkpoint: CheckpointInfo | None
     """Whose weights these are; None in a Hugging Face folder."""
 
     @property
@@ -53,7 +53,7 @@ def _vocab_size(config: dict[str, Any], file: Path) -> int:
     return found
 
 
-def _find_weights(folder: Path) -> CheckpointFolder | None:
+def _find_weights(folder: Path) -> CheckpointInfo | None:
     if error := why_no_model(folder):
         raise error
     if not is_checkpoint(folder):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.durable import Written, sync_folder, write_chunks
 from engines.errors import ModelError
 from engines.model_folder import CONFIG, parse_object, read_config
-from engines.weights.durable import Written, sync_folder, write_chunks
 
 COMPANIONS = (
     "generation_config.json",

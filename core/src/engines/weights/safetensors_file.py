@@ -12,28 +12,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engines.checkpoint_folder.manifest import DTYPES as TORCH_NAMES
+from engines.durable import Written, write_chunks
 from engines.errors import EnginesError
-from engines.weights.durable import Written, write_chunks
 
 Index = tuple[slice, ...]
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in TORCH_NAMES.items()}
 """The format's names of the dtypes that are read and written."""
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

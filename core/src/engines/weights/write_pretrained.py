@@ -14,9 +14,9 @@ from torch.distributed import ProcessGroup
 
 from engines.agreement import Peers
 from engines.checkpoint_folder import is_checkpoint
+from engines.durable import leftovers, local_folder, publish, temporary_name, write_chunks
 from engines.errors import ModelError
 from engines.model_folder import CONFIG
-from engines.weights.durable import leftovers, local_folder, publish, temporary_name, write_chunks
 from engines.weights.model_files import ModelFiles
 from engines.weights.pretrained_folder import WEIGHTS, WEIGHTS_INDEX
 from engines.weights.safetensors_file import write_safetensors

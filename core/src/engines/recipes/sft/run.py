@@ -9,7 +9,7 @@ from typing import Any
 
 from engines.agreement import Peers
 from engines.checkpoint import CheckpointStore
-from engines.checkpoint.store import checkpoint_number
+from engines.checkpoint_folder.store import checkpoint_number
 from engines.errors import CheckpointError
 from engines.launch import Rank
 from engines.recipes.data import Samples, read_samples

@@ -13,7 +13,7 @@ from engines.recipes.sft.loading import build_recipe
 from engines.selection import Selection
 
 if TYPE_CHECKING:
-    from engines.checkpoint_folder import CheckpointFolder
+    from engines.recipes.model_folder import ModelFolder
     from engines.recipes.sft.checks import Checked
 
 TARGET = "engines.recipes.sft.run:run"
@@ -56,7 +56,7 @@ def _run(recipe: SFTRecipe, selection: Selection) -> int:
     with folder.locked():
         print(_introduction(recipe, selection, checked, num_ranks, world is not None))
         if checked.model.checkpoint is not None and start.checkpoint is None:
-            print(_origin(checked.model.checkpoint))
+            print(_origin(checked.model))
         sys.stdout.flush()
         return launch(job) if world is None else run_here(job, rank)
 
@@ -74,8 +74,10 @@ def _introduction(recipe: SFTRecipe, selection: Selection, checked: Checked, num
     return "\n".join(lines)
 
 
-def _origin(checkpoint: CheckpointFolder) -> str:
+def _origin(model: ModelFolder) -> str:
+    assert model.checkpoint is not None
+    saved = model.checkpoint
     return (
-        f"weights of checkpoint {checkpoint.path}, step {checkpoint.step} of a run with {checkpoint.backend};"
+        f"weights of checkpoint {model.path}, step {saved.step} of a run with {saved.backend};"
         " optimizer and schedule start afresh"
     )

@@ -6,10 +6,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.checkpoint.reading import Checkpoint
-from engines.checkpoint_folder import STEP
+from engines.checkpoint_folder.faults import faults
+from engines.checkpoint_folder.manifest import read_manifest
+from engines.checkpoint_folder.names import STEP
+from engines.durable import Leftover, leftovers, local_folder, remove
 from engines.errors import CheckpointError
-from engines.weights.durable import Leftover, leftovers, local_folder, remove
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,10 @@ def checkpoint_number(path: Path) -> int:
 
 def _fault(path: Path, name: str | None = None) -> str | None:
     try:
-        checkpoint = Checkpoint(path)
+        manifest = read_manifest(path)
     except CheckpointError as error:
         return str(error)
-    if (name or path.name) != f"step-{checkpoint.info.step}":
-        return f"{path} is the checkpoint of step {checkpoint.info.step}"
-    faults = checkpoint.faults(checksums=False)
-    return faults[0] if faults else None
+    if (name or path.name) != f"step-{manifest.info.step}":
+        return f"{path} is the checkpoint of step {manifest.info.step}"
+    found = faults(path, manifest, checksums=False)
+    return found[0] if found else None

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import xxhash
-
-from engines.checkpoint.manifest import CheckpointInfo, ModelFingerprint
-from engines.weights import ModelFiles
+from engines.checkpoint_folder.manifest import CheckpointInfo, ModelFingerprint
 
 IRRELEVANT = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 """Keys of config.json that say nothing about which weights fit."""
@@ -16,11 +13,12 @@ IRRELEVANT = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_v
 ABSENT = "nothing"
 
 
-def fingerprint(files: ModelFiles) -> ModelFingerprint:
-    """Of a model, wherever it was loaded from. Raises `ModelError` if it has no readable config.json."""
-    tokenizer = files.contents.get("tokenizer.json")
+def fingerprint(config: Mapping[str, Any], tokenizer: bytes | None) -> ModelFingerprint:
+    """Of a model, wherever it was loaded from: its config.json, and the contents of its tokenizer.json."""
+    import xxhash
+
     return ModelFingerprint(
-        config={key: value for key, value in files.config().items() if key not in IRRELEVANT},
+        config={key: value for key, value in config.items() if key not in IRRELEVANT},
         tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer) if tokenizer is not None else None,
     )
 
@@ -31,13 +29,11 @@ def compare(saved: CheckpointInfo, current: CheckpointInfo) -> list[str]:
     Compared are the engine's backend, the model's config and type, the tokenizer and the optimizer's settings; not
     the layout, the device and the versions, which may change between a run and its resumption.
     """
-    return [
-        f"{name}: {before} in the checkpoint, {after} in this run"
-        for name, before, after in _differences(_identity(saved), _identity(current))
-    ]
+    return differences(identity(saved), identity(current))
 
 
-def _identity(info: CheckpointInfo) -> dict[str, Any]:
+def identity(info: CheckpointInfo) -> dict[str, Any]:
+    """What a run and its resumption have in common, by the names that users know."""
     return {
         "engine": info.backend,
         "model": info.model.config,
@@ -45,6 +41,14 @@ def _identity(info: CheckpointInfo) -> dict[str, Any]:
         "vocabulary (tokenizer.json)": info.model.tokenizer_xxh3,
         "optimizer": info.optimizer,
     }
+
+
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """A line for each value that differs, by its dotted place."""
+    return [
+        f"{place}: {before} in the checkpoint, {after} in this run"
+        for place, before, after in _differences(saved, current)
+    ]
 
 
 def _differences(before: Any, after: Any, place: str = "") -> Iterator[tuple[str, str, str]]:

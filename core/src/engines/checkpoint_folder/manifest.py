@@ -8,17 +8,34 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
 
-from engines.checkpoint import strict_json
-from engines.checkpoint_folder import MANIFEST, checksum
+from engines.checkpoint_folder import strict_json
+from engines.checkpoint_folder.names import COPY, INDEX, MANIFEST, STATE
 from engines.config import Config
 from engines.errors import CheckpointError
-from engines.weights.safetensors_file import DTYPES
 
 M = TypeVar("M", bound=Config)
 Part = Literal["model", "optimizer"]
+Content = Literal["model", "optimizer", "state", "huggingface"]
 
 FORMAT = 1
-INDEX = "index.json"
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""safetensors' names of the dtypes that are read and written, and torch's."""
 
 Count = Annotated[int, Field(ge=0)]
 Extents = tuple[Count, ...]
@@ -79,9 +96,21 @@ class Manifest(Config):
     format: Literal[1] = 1
     info: CheckpointInfo
     contents: tuple[Part, ...]
-    """Parts whose tensors are there; state and rank state always are."""
+    """Parts whose tensors are there."""
     files: dict[AnyFileName, FileRecord]
     """Every other file of the folder."""
+
+    @property
+    def held(self) -> tuple[Content, ...]:
+        """All that is there: parts, the run's state (with it that of ranks), a Hugging Face copy."""
+        state: tuple[Content, ...] = ("state",) if STATE in self.files else ()
+        copy: tuple[Content, ...] = ("huggingface",) if any(n.startswith(f"{COPY}/") for n in self.files) else ()
+        return (*self.contents, *state, *copy)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(file.size for file in self.files.values())
 
 
 class Piece(Config):
@@ -106,6 +135,14 @@ class Index(Config):
     """`index.json`: every tensor by key."""
 
     tensors: dict[str, TensorRecord]
+
+
+def checksum(manifest: dict[str, Any]) -> str:
+    """What a manifest, without it, has as `xxh3`."""
+    import xxhash
+
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return str(xxhash.xxh3_128_hexdigest(text.encode()))
 
 
 def seal(manifest: Manifest) -> bytes:
