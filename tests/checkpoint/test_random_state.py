@@ -66,7 +66,7 @@ def test_full_determinism_refuses_kernels_that_do_not_repeat(monkeypatch: pytest
     for name in ("CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC", "HCCL_DETERMINISTIC"):
         monkeypatch.delenv(name, raising=False)
     try:
-        full_determinism()
+        full_determinism(CPU)
         assert torch.are_deterministic_algorithms_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert torch.empty(4).isnan().all(), "uninitialised memory is filled, so that reading it shows"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engines.device_services import DeviceServices
 from engines.errors import LaunchError
 
 DETERMINISTIC_ENV = {
@@ -41,17 +42,16 @@ def derive_seed(seed: int, *parts: int | str) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def full_determinism() -> None:
+def full_determinism(device: torch.device) -> None:
     """Use only kernels that give the same bits each time; one without such a kernel raises when it is called.
 
-    Called on every rank, before the first use of an accelerator. Raises `LaunchError` if one was used already and
-    the libraries have read other settings by then.
+    Called on every rank, before the first use of `device`. Raises `LaunchError` if it was used already and its
+    libraries have read other settings by then.
     """
     late = [name for name, value in DETERMINISTIC_ENV.items() if os.environ.get(name) != value]
-    in_use = any(hasattr(torch, name) and getattr(torch, name).is_initialized() for name in ("cuda", "npu"))
-    if in_use and late:
+    if late and DeviceServices(device).is_in_use():
         raise LaunchError(
-            f"full determinism needs {', '.join(late)} set before the accelerator is used, and it has been used",
+            f"full determinism needs {', '.join(late)} set before the {device.type} is used, and it has been used",
             f"start with {' '.join(f'{name}={DETERMINISTIC_ENV[name]}' for name in late)}",
         )
     os.environ |= DETERMINISTIC_ENV
@@ -76,7 +76,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
     }
     if device.type != "cpu":
-        state[device.type] = torch.get_device_module(device).get_rng_state(device)
+        state[device.type] = DeviceServices(device).rng_state()
     return state
 
 
@@ -93,5 +93,5 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> bool:
     )
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and device.type in state:
-        torch.get_device_module(device).set_rng_state(state[device.type], device)
+        DeviceServices(device).set_rng_state(state[device.type])
     return state.keys() - {"python", "numpy", "torch"} == {device.type} - {"cpu"}

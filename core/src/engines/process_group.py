@@ -61,9 +61,3 @@ def _initialise(device: torch.device, dist_backend: str, timeout: datetime.timed
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         return
     dist.init_process_group(backend, init_method=url or "env://", rank=rank, world_size=size, timeout=timeout)
-
-
-def select_device(device: torch.device) -> None:
-    """Make `device` the current one of its kind, before any group or tensor uses it."""
-    if device.type != "cpu":
-        torch.get_device_module(device).set_device(device)

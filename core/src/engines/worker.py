@@ -16,6 +16,7 @@ from engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from engines.configuring import lack, validate
 from engines.contract import ExportPlan
 from engines.determinism import full_determinism, seed_everything
+from engines.device_services import DeviceServices
 from engines.engine import Engine, InferResult, create
 from engines.engine.collectives import gather_outputs
 from engines.engine.creating import local_device
@@ -23,7 +24,7 @@ from engines.errors import BatchError, CapabilityError
 from engines.loading import load
 from engines.losses import Loss
 from engines.microbatch import split_over_ranks, units_of
-from engines.process_group import join_process_group, leave_process_group, select_device
+from engines.process_group import join_process_group, leave_process_group
 from engines.registry import registry
 from engines.versions import deciding_versions
 from engines.weights import write_pretrained
@@ -76,10 +77,10 @@ class TrainingWorker:
         load(self.selection)  # its environment and its patches must be there before a device is first used
         self.device = local_device(self.selection)
         if deterministic:
-            full_determinism()
+            full_determinism(self.device)
         self._seed = seed
         seed_everything(seed)
-        select_device(self.device)
+        DeviceServices(self.device).select()
         self._shares_group = join_process_group(
             self.device, self.selection.device_spec.dist_backend, process_timeout_s
         )

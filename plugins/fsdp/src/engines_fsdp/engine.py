@@ -25,6 +25,7 @@ from engines.contract import (
     ShardReader,
     StepResult,
 )
+from engines.device_services import DeviceServices
 from engines.models import Asked, PackedCausalLM, build_causal_lm
 from engines.optimizer import Optimizer
 from engines_fsdp.config import FSDP2Config
@@ -168,8 +169,7 @@ class FSDP2Engine(BaseEngine):
             destroy_groups(self._mesh)
             self._mesh = None
         gc.collect()  # FSDP's states and modules refer to each other
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
+        DeviceServices(self.ctx.device).free_cached_memory()
 
     @property
     def _dtype(self) -> torch.dtype:

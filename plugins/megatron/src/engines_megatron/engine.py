@@ -28,6 +28,7 @@ from engines.contract import (
     ShardReader,
     StepResult,
 )
+from engines.device_services import DeviceServices
 from engines.model_folder import read_config
 from engines.models import Asked
 from engines_megatron import groups
@@ -209,8 +210,7 @@ class MegatronEngine(BaseEngine):
             self._holds_groups = False
             groups.release()
         gc.collect()  # modules, hooks and buffers refer to each other
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
+        DeviceServices(self.ctx.device).free_cached_memory()
 
     def _transformer_config(self) -> TransformerConfig:
         """What Megatron's modules are built from."""

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from engines.batch import Batch
+from engines.device_services import DeviceServices
 from engines.launch import Rank, RunFailed
 from engines.launch.stopping import exit_code
 from engines.losses import SFTLoss
@@ -34,6 +35,7 @@ class TrainingLoop:
         """Take the place where the run begins, loading the checkpoint there. Raises `CheckpointError`."""
         self._trainer = recipe.trainer
         self._worker = worker
+        self._device = DeviceServices(worker.device)
         self._train, self._evaluation = train, evaluation
         self._rank = rank
         self._total_steps = total_steps
@@ -69,10 +71,13 @@ class TrainingLoop:
     def _train_step(self, writer: Writer) -> None:
         indices = self._order.step(self._step, self._trainer.mini_batch_size)
         batch = _pack(self._train, indices)
+        self._device.reset_peak_memory()
         began = time.perf_counter()
         metrics = self._worker.train_mini_batch(batch, self._loss)
         seconds = time.perf_counter() - began
         line = _line(self._step, metrics, seconds)
+        if memory := self._device.memory():
+            line["peak_memory_bytes"] = memory.peak
         line["epoch"] = self._step * self._trainer.mini_batch_size / len(self._train)
         every = self._trainer.eval_every
         if self._evaluation and (self._step == self._total_steps or (every and self._step % every == 0)):
