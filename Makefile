@@ -68,11 +68,14 @@ bench: $(VENV)/.setup-installed ## the benchmarks, one table each
 		echo; echo "== $$script"; $(BIN)/python "$$script" || failed="$$failed $$script"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-docs: $(VENV)/.setup-installed ## write the tables of docs/recipe.md from the code
-	$(BIN)/python tools/document_recipe.py
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.setup-installed ## write what docs/ says of the code from the code, and build the site: site/index.html
+	$(BIN)/python tools/generate_docs.py
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
 
 clean: ## remove .venv, the converted model and everything that runs wrote
-	rm -rf $(VENV) .cache outputs
+	rm -rf $(VENV) .cache outputs site
 
 $(VENV)/.python-installed: constraints.txt
 	@test -n "$(PYTHON)" || { \
@@ -84,7 +87,7 @@ $(VENV)/.python-installed: constraints.txt
 
 $(VENV)/.setup-installed: $(VENV)/.python-installed $(PROJECTS)
 	@echo "Installing core, every plugin and the tools into $(VENV) (some minutes the first time) ..."
-	@$(INSTALL) --editable "core[train]" $(foreach plugin,$(PLUGINS),--editable $(plugin)) --group tools
+	@$(INSTALL) --editable "core[train,testing]" $(foreach plugin,$(PLUGINS),--editable $(plugin)) --group tools
 	@$(SIMULATED_NPU) --check
 	@touch $@
 

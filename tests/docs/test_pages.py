@@ -72,7 +72,8 @@ def test_keys_that_are_set_in_prose_exist() -> None:
         parts = recipe.model_dump().items()
         keys |= {f"{name}.{key}" for name, part in parts if isinstance(part, dict) for key in part}
     keys |= {f"engine.{key}" for key in MindSpeedConfig.model_fields}  # of a device that is absent
-    assert set(re.findall(r"\b([a-z]+\.[a-z_]+)[=:] ?[\w\[]", EVERYTHING)) <= keys
+    named = set(re.findall(r"\b([a-z]+\.[a-z_]+)[=:] ?[\w\[]", EVERYTHING))
+    assert named - {"package.module"} <= keys
 
 
 def test_readme_shows_what_list_prints() -> None:
@@ -97,12 +98,6 @@ def test_readme_manifest_is_valid() -> None:
     entry_point, manifest = map(tomllib.loads, blocks("toml"))
     assert entry_point["project"]["entry-points"]["engines"] == {"mine": "engines_mine"}
     assert Manifest.model_validate(manifest).engine[0].backend
-
-
-def test_recipe_page_fits_the_settings() -> None:
-    tool = ROOT / "tools/document_recipe.py"
-    done = subprocess.run([sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("name", "at_least"), [("harbour_train", 200), ("harbour_eval", 16)])
