@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.world import World
+from engines.devices import CPU, NPU, DeviceSpec
+from engines.testing.world import World
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """The models are so small that a second thread only waits for the first; many times slower on a busy machine."""
@@ -16,8 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[Callable[[int], World]]:
-    """`world(n)`: n persistent gloo processes (see `support.world`)."""
-    yield from _worlds("cpu")
+    """`world(n)`: n persistent gloo processes (see `engines.testing.world`)."""
+    yield from _worlds(CPU)
 
 
 @pytest.fixture(scope="session")
@@ -36,14 +37,25 @@ def simulated_npu() -> Path:
 @pytest.fixture(scope="session")
 def npu_world(simulated_npu: Path) -> Iterator[Callable[[int], World]]:
     """`npu_world(n)`: n persistent processes with a simulated NPU each."""
-    yield from _worlds("npu")
+    from simulated_npu.installing import SITE
+
+    yield from _worlds(NPU, SITE)
 
 
-def _worlds(device: str) -> Iterator[Callable[[int], World]]:
+PRELOAD = (
+    "engines_fsdp.engine",
+    "megatron.core.optimizer",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.pipeline_parallel",
+    "transformers.models.gpt2.modeling_gpt2",
+)
+
+
+def _worlds(device: DeviceSpec, *path: str) -> Iterator[Callable[[int], World]]:
     worlds: dict[int, World] = {}
 
     def get(size: int) -> World:
-        return worlds.setdefault(size, World(size, device))
+        return worlds.setdefault(size, World(size, device, path=path, preload=PRELOAD))
 
     yield get
     for one in worlds.values():

@@ -15,13 +15,13 @@ CORE = ROOT / "core/src/engines"
 PLUGINS = sorted(path for path in ROOT.glob("plugins/*/src/engines_*") if path.is_dir())
 
 FLOORS = {
-    0: """availability capabilities choosing devices discovery errors loading manifest process registry requirements
-          selection""",
+    0: """availability capabilities choosing devices discovery durable errors loading manifest process registry
+          requirements selection""",
     1: """batch checkpoint_folder config configuring contract model_folder""",
-    2: """agreement checkpoint determinism engine losses microbatch models optimizer process_group tracing versions
-          weights""",
+    2: """agreement checkpoint determinism device_services engine losses microbatch models optimizer process_group
+          tracing versions weights""",
     3: """launch worker""",
-    4: """__main__ cli recipes""",
+    4: """__main__ cli recipes scaffold testing verifying""",
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
 HEAVY = {"torch", "transformers", "numpy", "ray", "pyarrow", "matplotlib"}

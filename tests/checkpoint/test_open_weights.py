@@ -20,9 +20,9 @@ from engines.checkpoint.weights import CheckpointWeights
 from engines.checkpoint_folder import checksum, look
 from engines.errors import CheckpointError, EnginesError, ModelError
 from engines.models import PackedCausalLM, build_causal_lm, export_plan, load_plan
+from engines.testing.tiny import FAMILIES, tiny_folder
 from engines.weights import ModelFiles, PretrainedFolder, WeightsReader
 from support.checkpoints import CONFIG, cut_all, save_on_rank, save_whole, tensors
-from support.tiny import FAMILIES, tiny_folder
 
 CHOSEN = ("llama_tied", "qwen3_moe", "mixtral", "gpt2", "gpt_oss")
 
@@ -44,7 +44,7 @@ def filled(source: WeightsReader) -> PackedCausalLM:
 
 def exported(model: PackedCausalLM) -> dict[str, Tensor]:
     weights = dict(model.named_weights())
-    return dict(pair for group in export_plan(model) for pair in group.tensors(weights))
+    return dict(pair for group in export_plan(model.model) for pair in group.tensors(weights))
 
 
 def save_model(path: Path, weights: dict[str, Tensor], folder: Path) -> Path:

@@ -18,12 +18,12 @@ from engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from engines.contract import hookimpl
 from engines.errors import CapabilityError, ConfigError, EngineNotFound, EnginesError, LaunchError
 from engines.losses import SFTLoss
+from engines.testing.runs import pack, weights_of
+from engines.testing.samples import mini_batches
+from engines.testing.tiny import tiny_folder
 from engines.worker import TrainingWorker
 from engines_fsdp.config import FSDP2Config
 from engines_megatron.config import MegatronConfig
-from support.parity import pack, weights_of
-from support.samples import mini_batches
-from support.tiny import tiny_folder
 
 MODEL = {"dtype": "float32"}
 ENGINE = {"strategy": "fsdp2", "device": "cpu"}

@@ -11,11 +11,11 @@ import torch
 
 from engines.batch import Batch
 from engines.losses import SFTLoss
+from engines.testing.plain import log_probs
+from engines.testing.runs import OPTIMIZER, pack, same_bits, weights_of
+from engines.testing.samples import mini_batches
+from engines.testing.tiny import tiny_folder, tiny_model
 from engines.worker import TrainingWorker
-from support.parity import OPTIMIZER, pack, same_bits, weights_of
-from support.reference import log_probs
-from support.samples import mini_batches
-from support.tiny import tiny_folder, tiny_model
 
 ENGINE = {"strategy": "fsdp2", "device": "cpu", "micro_batch_size": 2}
 SAMPLES = mini_batches()[0]

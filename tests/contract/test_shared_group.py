@@ -13,8 +13,8 @@ import sys
 import torch.distributed as dist
 from engines.losses import SFTLoss
 from engines.worker import TrainingWorker
-from support.parity import OPTIMIZER, pack
-from support.samples import mini_batches
+from engines.testing.runs import OPTIMIZER, pack
+from engines.testing.samples import mini_batches
 
 def worker():
     made = TrainingWorker({"path": sys.argv[1]}, {"strategy": sys.argv[2], "device": "cpu"}, OPTIMIZER)
@@ -44,7 +44,7 @@ assert dist.is_initialized(), "it belongs to whoever made it"
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "megatron"])
 def test_the_last_worker_ends_it(strategy, tmp_path):
-    from support.tiny import tiny_folder
+    from engines.testing.tiny import tiny_folder
 
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(tiny_folder(tmp_path, "llama")), strategy],

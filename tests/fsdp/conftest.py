@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.tiny import tiny_folder
+from engines.testing.tiny import tiny_folder
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from engines.losses import SFTLoss
+from engines.testing.samples import mini_batches
 from support.bfloat16 import distance, reference_step
 from support.fsdp2 import Spy, fsdp2, share, train_step, weights
-from support.samples import mini_batches
 
 
 def step_in_bfloat16(folder: Path, settings: dict[str, Any]) -> tuple[float, dict[str, Tensor], set[torch.dtype]]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from engines.losses import SFTLoss
+from engines.testing.samples import mini_batches
 from support.engine import Fail
 from support.fsdp2 import fsdp2, share, train_step
-from support.samples import mini_batches
 
 
 def steps(

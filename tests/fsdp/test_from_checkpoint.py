@@ -14,10 +14,10 @@ from torch import Tensor
 
 from engines.errors import CheckpointError
 from engines.losses import SFTLoss
+from engines.testing.samples import mini_batches
 from engines.weights import ModelFiles
 from engines.worker import TrainingWorker
 from support.fsdp2 import OPTIMIZER, fsdp2, share, train_step, weights
-from support.samples import mini_batches
 from support.tokenizer import tiny_tokenizer
 
 

@@ -18,8 +18,8 @@ import engines
 from engines.batch import TokenOutputs
 from engines.contract import hookimpl
 from engines.errors import ModelError
+from engines.testing.samples import mini_batches
 from support.fsdp2 import OPTIMIZER, Spy, fsdp2, share, train_step, weights
-from support.samples import mini_batches
 
 HYBRID = {"data_parallel_replicate_size": 2}
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from engines.errors import LaunchError
 from engines.losses import SFTLoss
+from engines.testing.plain import Run
+from engines.testing.runs import OPTIMIZER, pack, same_bits, train_with_worker, weights_of
+from engines.testing.samples import mini_batches
 from engines.worker import TrainingWorker
 from support.engine import live_groups
-from support.parity import OPTIMIZER, pack, same_bits, train_with_worker, weights_of
-from support.reference import Run
-from support.samples import mini_batches
 
 METRICS, WEIGHTS = 5e-7, 1e-6
 """Largest relative difference of loss and gradient norm, and of weights: a few roundings, since only on the CPU torch
@@ -69,26 +69,33 @@ def test_trains_as_on_the_cpu(
     assert same_bits(exported, runs["npu"][0].weights)
 
 
-def save(folder: Path, device: str, checkpoint: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+Resumed = tuple[list[float], list[float], dict[str, torch.Tensor]]
+"""Metrics of a step, numbers drawn on the device before it, and weights then."""
+
+
+def save(folder: Path, device: str, checkpoint: Path) -> Resumed:
     """One step, a checkpoint, and another step that whoever resumes must repeat."""
     first, second, _ = mini_batches()
     with TrainingWorker({"path": str(folder)}, settings(device), OPTIMIZER) as worker:
         worker.initialize()
         assert worker.device.type == device
         worker.train_mini_batch(pack(first), SFTLoss())
+        torch.rand(7, device=worker.device)  # equal seeds give both kinds of device equal numbers until here
         worker.save_checkpoint(checkpoint, step=1)
-        weights = weights_of(worker)
-        metrics = worker.train_mini_batch(pack(second), SFTLoss())
-        return [metrics["loss"], metrics["grad_norm"]], weights
+        return go_on(worker, second)
 
 
-def resume(folder: Path, device: str, checkpoint: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+def resume(folder: Path, device: str, checkpoint: Path) -> Resumed:
     with TrainingWorker({"path": str(folder)}, settings(device), OPTIMIZER) as worker:
         worker.initialize()
         worker.load_checkpoint(checkpoint)
-        weights = weights_of(worker)
-        metrics = worker.train_mini_batch(pack(mini_batches()[1]), SFTLoss())
-        return [metrics["loss"], metrics["grad_norm"]], weights
+        return go_on(worker, mini_batches()[1])
+
+
+def go_on(worker: TrainingWorker, batch: Any) -> Resumed:
+    drawn, weights = torch.rand(3, device=worker.device).tolist(), weights_of(worker)
+    metrics = worker.train_mini_batch(pack(batch), SFTLoss())
+    return [metrics["loss"], metrics["grad_norm"]], drawn, weights
 
 
 def test_checkpoints_move_between_devices(
@@ -97,10 +104,12 @@ def test_checkpoints_move_between_devices(
     worlds = {"cpu": world, "npu": npu_world}
     for writer, reader in (("npu", "npu"), ("npu", "cpu"), ("cpu", "npu")):
         checkpoint = tmp_path / f"{writer}-{reader}"
-        metrics, weights = worlds[writer](2)(save, folder("llama"), writer, checkpoint)[0]
-        for again, loaded in worlds[reader](2)(resume, folder("llama"), reader, checkpoint):
+        saved = worlds[writer](2)(save, folder("llama"), writer, checkpoint)
+        resumed = worlds[reader](2)(resume, folder("llama"), reader, checkpoint)
+        for (metrics, drawn, weights), (again, drawn_again, loaded) in zip(saved, resumed, strict=True):
             assert same_bits(loaded, weights)
             assert again == (metrics if writer == reader else pytest.approx(metrics, rel=METRICS))
+            assert (drawn_again == drawn) == (writer == reader), "each device's own generator goes on"
 
 
 def open_and_close(folder: Path) -> None:

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.contract import hookimpl
 from engines.losses import SFTLoss
+from engines.testing.plain import sum_of_cross_entropies
+from engines.testing.samples import mini_batches
 from support.fsdp2 import Spy, fsdp2, share
-from support.reference import sum_of_cross_entropies
-from support.samples import mini_batches
 
 LAYERS = 2
 GROUPS = LAYERS + 1

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engines.contract import Shard
 from engines.errors import CheckpointError
+from engines.testing.samples import mini_batches
 from support.fsdp2 import OPTIMIZER, fsdp2, train_step, weights
-from support.samples import mini_batches
 
 DECAY = {**OPTIMIZER, "warmup_steps": 4}
 """A rate that depends on the position in the schedule."""

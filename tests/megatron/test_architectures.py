@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from engines.testing.tiny import FAMILIES, tiny_config
 from engines_megatron.architectures import SUPPORTED, read_architecture
-from support.tiny import FAMILIES, tiny_config
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name, config in FAMILIES.items() if config["model_type"] in SUPPORTED},

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.world import World
+from engines.testing.world import World
 
 SIZE = 8
 SCALE = 0.3

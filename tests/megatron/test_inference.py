@@ -13,13 +13,13 @@ import torch
 
 from engines.batch import TokenOutputs
 from engines.losses import SFTLoss
-from support import reference
+from engines.testing import plain
+from engines.testing.runs import pack, same_bits
+from engines.testing.samples import mini_batches
+from engines.testing.world import World
 from support.engine import OPTIMIZER, share, train_step, weights
 from support.megatron import LAYOUTS
 from support.megatron_engine import Chunks, megatron, process_wide
-from support.parity import pack, same_bits
-from support.samples import mini_batches
-from support.world import World
 
 Worlds = Callable[[int], World]
 Deep = Callable[..., Path]
@@ -51,8 +51,8 @@ def test_outputs_equal_transformers_on_every_rank(family: str, layout: str, worl
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(deep(family), attn_implementation="eager").eval()
-    log_probs = torch.cat([reference.log_probs(model, sample.input_ids) for sample in FIRST])
-    entropy = torch.cat([reference.entropies(model, sample.input_ids) for sample in FIRST])
+    log_probs = torch.cat([plain.log_probs(model, sample.input_ids) for sample in FIRST])
+    entropy = torch.cat([plain.entropies(model, sample.input_ids) for sample in FIRST])
     starts = pack(FIRST).cu_seqlens[:-1]
     answers = world(LAYOUTS[layout].processes)(infer, deep(family), layout)
     assert sum(is_output for *_, is_output in answers) == 1

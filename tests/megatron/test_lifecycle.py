@@ -12,13 +12,13 @@ import torch
 
 import engines
 from engines.errors import ConfigError, LaunchError, ModelError
+from engines.testing.runs import same_bits
+from engines.testing.samples import mini_batches
+from engines.testing.tiny import tiny_folder
+from engines.testing.world import World
 from support.engine import OPTIMIZER, live_groups, live_tensors, opened, share, train_step, weights
 from support.megatron import LAYOUTS, settings
 from support.megatron_engine import megatron, process_wide
-from support.parity import same_bits
-from support.samples import mini_batches
-from support.tiny import tiny_folder
-from support.world import World
 
 Worlds = Callable[[int], World]
 Deep = Callable[..., Path]

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from engines.contract import hookimpl
 from engines.losses import SFTLoss
+from engines.testing.runs import pack, same_bits
+from engines.testing.samples import mini_batches
+from engines.testing.world import World
 from engines.worker import TrainingWorker
 from support.bfloat16 import distance, reference_step
 from support.engine import OPTIMIZER, share, train_step, weights
 from support.megatron import LAYOUTS, settings
 from support.megatron_engine import Chunks, gradients, masters, megatron
-from support.parity import pack, same_bits
-from support.samples import mini_batches
-from support.world import World
 
 Worlds = Callable[[int], World]
 Deep = Callable[..., Path]
@@ -80,8 +80,8 @@ def reference_steps(folder: Path) -> dict[str, Tensor]:
     """float32 parameters, copied to a bfloat16 model for each step."""
     from transformers import AutoModelForCausalLM
 
+    from engines.testing.plain import sum_of_cross_entropies
     from support.bfloat16 import FloatLogits
-    from support.reference import sum_of_cross_entropies
 
     main = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").bfloat16().float()
     optimizer = torch.optim.AdamW(main.parameters(), lr=SMALL["lr"], eps=SMALL["eps"], weight_decay=0.0)

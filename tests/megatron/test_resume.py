@@ -13,10 +13,10 @@ import torch
 
 from engines.errors import CheckpointError
 from engines.losses import SFTLoss
+from engines.testing.runs import OPTIMIZER, assert_weights_agree, pack, same_bits, weights_of
+from engines.testing.samples import mini_batches
 from engines.worker import TrainingWorker
 from support.megatron import LAYOUTS, settings
-from support.parity import OPTIMIZER, assert_weights_agree, pack, same_bits, weights_of
-from support.samples import mini_batches
 
 SCHEDULE = {**OPTIMIZER, "warmup_steps": 4, "weight_decay": 0.1}
 """A rate that depends on the position in the schedule, and a decay that shows a lost main parameter."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.world import World
+from engines.testing.world import World
 
 HIDDEN, EXPERTS, TOP_K = 8, 4, 2
 COEFFICIENT = 0.3

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from engines.batch import Batch, TokenOutputs
 from engines.losses import SFTLoss
-from support import reference
+from engines.testing import plain
+from engines.testing.samples import mini_batches
+from engines.testing.world import World
 from support.engine import share
 from support.megatron import LAYERS, LAYOUTS
 from support.megatron_engine import Chunks, gradients, megatron
-from support.samples import mini_batches
-from support.world import World
 
 Worlds = Callable[[int], World]
 Deep = Callable[..., Path]
@@ -74,7 +74,7 @@ def expected(folder: Path) -> dict[str, Any]:
     tokens, busiest = torch.zeros(EXPERTS), 0.0
     for sample in SAMPLES:
         states.clear()
-        main = main + reference.sum_of_cross_entropies(model, sample) / targets
+        main = main + plain.sum_of_cross_entropies(model, sample) / targets
         counts = torch.zeros(len(gates), EXPERTS)
         for layer, (gate, rows) in enumerate(zip(gates, states, strict=True)):
             logits = rows @ gate.weight.T
@@ -103,7 +103,7 @@ def gradients_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
     held = [parameter.data for parameter in parameters]
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.data = torch.zeros_like(parameter) if grad is None else grad
-    named = reference.saved_weights(model)
+    named = plain.saved_weights(model)
     for parameter, weight in zip(parameters, held, strict=True):
         parameter.data = weight
     return named
@@ -198,7 +198,7 @@ def test_gradients_of_dense_models(family: str, layout: str, world: Worlds, deep
 
     model = AutoModelForCausalLM.from_pretrained(deep(family), attn_implementation="eager")
     targets = sum(sample.num_targets for sample in SAMPLES)
-    loss = sum((reference.sum_of_cross_entropies(model, one) for one in SAMPLES), torch.zeros(())) / targets
+    loss = sum((plain.sum_of_cross_entropies(model, one) for one in SAMPLES), torch.zeros(())) / targets
     truth = gradients_of(model, loss)
     for found_loss, found in world(LAYOUTS[layout].processes)(main_gradients, deep(family), layout):
         assert found_loss == pytest.approx(loss.item(), rel=5e-6)

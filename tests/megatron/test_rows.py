@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.batch import Batch
+from engines.testing.world import World
 from engines_megatron.runtime.cpu import install
-from support.world import World
 
 install()
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from engines.errors import LaunchError
+from engines.testing.plain import train
+from engines.testing.samples import mini_batches
 from engines_megatron.runtime import cpu, cuda, kinds
-from support.reference import train
-from support.samples import mini_batches
 
 Deep = Callable[..., Path]
 
@@ -116,9 +116,9 @@ if sys.argv[2] == "early":
     import megatron.core.optimizer, megatron.core.pipeline_parallel, megatron.core.models.gpt.gpt_layer_specs
     from megatron.core.fusions import fused_bias_swiglu
     assert "swiglu" in compiled()
-from support.parity import OPTIMIZER, pack
+from engines.testing.runs import OPTIMIZER, pack
 from support.megatron import settings
-from support.samples import mini_batches
+from engines.testing.samples import mini_batches
 from engines.losses import SFTLoss
 from engines.worker import TrainingWorker
 with TrainingWorker({"path": sys.argv[1]}, settings("single"), OPTIMIZER) as worker:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from engines.testing.tiny import tiny_config, tiny_folder
 from engines.weights import PretrainedFolder
 from engines_megatron.architectures import Architecture, read_architecture
 from engines_megatron.weights.blocks import rectangles
 from engines_megatron.weights.names import tensor_shapes
 from engines_megatron.weights.segments import Segment, segments
-from support.tiny import tiny_config, tiny_folder
 
 
 def architecture(family: str, **overrides: object) -> Architecture:

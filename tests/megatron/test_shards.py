@@ -15,10 +15,10 @@ from torch import Tensor
 from engines.config import OptimizerConfig
 from engines.contract import Shard
 from engines.errors import CheckpointError
+from engines.testing.tiny import tiny_folder
+from engines.testing.world import World, WorldError
 from support.chunks import Built, built
 from support.megatron import FAMILIES, LAYOUTS, fits, settings
-from support.tiny import tiny_folder
-from support.world import World, WorldError
 
 Worlds = Callable[[int], World]
 STEP = 7

@@ -12,14 +12,14 @@ import torch
 
 from engines.batch import Batch, TokenOutputs
 from engines.losses import SFTLoss
-from support import reference
+from engines.testing import plain
+from engines.testing.runs import OPTIMIZER as CLIPPED
+from engines.testing.runs import assert_metrics_agree, assert_weights_agree, same_bits, train_with_worker
+from engines.testing.samples import mini_batches
+from engines.testing.world import World
 from support.engine import Fail, share, train_step, weights
 from support.megatron import LAYOUTS, settings
 from support.megatron_engine import Chunks, megatron
-from support.parity import OPTIMIZER as CLIPPED
-from support.parity import assert_metrics_agree, assert_weights_agree, same_bits, train_with_worker
-from support.samples import mini_batches
-from support.world import World
 
 Worlds = Callable[[int], World]
 Deep = Callable[..., Path]
@@ -191,7 +191,7 @@ def test_settings_of_the_optimizer(name: str, family: str, layout: str, world: W
     optimizer = {**CLIPPED, **SETTINGS[name]}
     run = world(LAYOUTS[layout].processes)
     runs = run(train_with_worker, deep(family), mini_batches(), settings(layout), optimizer)
-    expected = reference.train(deep(family), mini_batches(), **optimizer)
+    expected = plain.train(deep(family), mini_batches(), **optimizer)
     assert_metrics_agree(runs, expected, 5e-6)
     assert_weights_agree(runs[0].weights, expected.weights, 3e-5)
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from engines.batch import Batch, TokenOutputs
 from engines.errors import CheckpointError, ConfigError
 from engines.losses import SFTLoss
+from engines.testing.plain import Run, Sample, ValuedSample, ValueModel
+from engines.testing.runs import OPTIMIZER, assert_metrics_agree, assert_weights_agree, same_bits, weights_of
+from engines.testing.samples import mini_batches
+from engines.testing.world import World
 from engines.worker import TrainingWorker
 from support.megatron import LAYOUTS, fits, settings
-from support.parity import OPTIMIZER, assert_metrics_agree, assert_weights_agree, same_bits, weights_of
-from support.reference import Run, Sample, ValuedSample, ValueModel
-from support.samples import mini_batches
-from support.world import World
 
 Worlds = Callable[[int], World]
 Folders = Callable[..., Path]

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engines.errors import ModelError
+from engines.testing.tiny import tiny_folder
+from engines.testing.world import World
 from support.chunks import built
 from support.megatron import FAMILIES, LAYOUTS, MIXTURES, fits, settings
-from support.tiny import tiny_folder
-from support.world import World
 
 Worlds = Callable[[int], World]
 SAMPLE = {("llama", "tp2"), ("llama_tied", "pp2 vpp2"), ("llama_tied", "tp2 pp2"), ("qwen2", "tp2 cp2")}

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from engines.devices import NPU
+from engines.testing.world import World
+from simulated_npu.installing import SITE
 from support.mindspeed import make_site
-from support.world import World
 
 
 @pytest.fixture(scope="session")
 def npus(simulated_npu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Two processes with an NPU each. They start with nothing imported: Megatron-Core must come after MindSpeed."""
-    world = World(2, "npu", start="spawn", path=make_site(tmp_path_factory.mktemp("npus") / "site", torch_npu=None))
+    site = make_site(tmp_path_factory.mktemp("npus") / "site", torch_npu=None)
+    world = World(2, NPU, start="spawn", path=[SITE, site])
     yield world
     world.close()
 
@@ -23,7 +26,7 @@ def npus(simulated_npu: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="session")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`deep(family)`: a tiny model with as many layers as the layouts need, saved."""
+    from engines.testing.tiny import tiny_folder
     from support.megatron import LAYERS
-    from support.tiny import tiny_folder
 
     return cache(lambda family: tiny_folder(tmp_path_factory.mktemp(family), family, num_hidden_layers=LAYERS))

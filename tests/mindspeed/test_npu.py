@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engines.devices import BUILT_IN, presence
+from engines.testing.tiny import tiny_folder
 from support.commands import Command, read_jsonl, recipe, write_jsonl
-from support.tiny import tiny_folder
 
 pytestmark = pytest.mark.npu
 

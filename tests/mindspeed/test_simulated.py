@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 
 from engines.errors import ConfigError, LaunchError
 from engines.losses import SFTLoss
-from engines.worker import TrainingWorker
-from support import reference
-from support.megatron import settings
-from support.parity import (
+from engines.testing import plain
+from engines.testing.plain import Run
+from engines.testing.runs import (
     OPTIMIZER,
     assert_metrics_agree,
     assert_weights_agree,
@@ -25,9 +24,10 @@ from support.parity import (
     train_with_worker,
     weights_of,
 )
-from support.reference import Run
-from support.samples import mini_batches
-from support.world import World
+from engines.testing.samples import mini_batches
+from engines.testing.world import World
+from engines.worker import TrainingWorker
+from support.megatron import settings
 
 METRICS, WEIGHTS = 5e-6, 3e-5
 """As for the same layouts on a CPU."""
@@ -40,7 +40,7 @@ Deep = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def expected(deep: Deep) -> Callable[[str], Run]:
-    return cache(lambda family: reference.train(deep(family), mini_batches(), **OPTIMIZER))
+    return cache(lambda family: plain.train(deep(family), mini_batches(), **OPTIMIZER))
 
 
 def at(case: str, device: str) -> dict[str, Any]:

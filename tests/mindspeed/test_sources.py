@@ -75,9 +75,9 @@ def test_a_model_computes_the_same(site: Path, tmp_path: Path) -> None:
     from pathlib import Path
     from engines.batch import Batch
     from engines.worker import TrainingWorker
-    from support.samples import mini_batches
-    from support.parity import pack
-    from support.tiny import tiny_folder
+    from engines.testing.samples import mini_batches
+    from engines.testing.runs import pack
+    from engines.testing.tiny import tiny_folder
 
     folder = tiny_folder(Path({str(tmp_path)!r}), "llama")
     batch = pack(mini_batches()[0])

@@ -13,7 +13,7 @@ import torch
 
 from engines.errors import ModelError
 from engines.models import build_causal_lm
-from support.tiny import tiny_config
+from engines.testing.tiny import tiny_config
 
 
 def folder(tmp_path: Path, **config: Any) -> Path:

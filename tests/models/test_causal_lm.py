@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from engines.batch import Batch
 from engines.errors import ModelError
 from engines.models import PackedCausalLM, build_causal_lm, load_plan
+from engines.testing.tiny import FAMILIES, REFERENCE_FAMILIES, random_sequences, tiny_folder, tiny_model
 from engines.weights import PretrainedFolder
-from support.tiny import FAMILIES, REFERENCE_FAMILIES, random_sequences, tiny_folder, tiny_model
 
 LENGTHS = [20, 20, 1, 33, 2, 7, 8, 9]
 BOTH = frozenset({"log_probs", "entropy"})

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engines.models import VocabularyShard, head, linear_log_probs
+from engines.testing.world import World
 from support.largest_tensor import LargestTensor
 from support.log_probs import objective, reference
-from support.world import World
 
 ROWS, HIDDEN, VOCAB = 13, 8, 37
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from engines.errors import ModelError
 from engines.models import PackedCausalLM, build_causal_lm, export_plan, load_plan
 from engines.models.buffers import rebuild_buffers
+from engines.testing.tiny import FAMILIES, REFERENCE_FAMILIES, tiny_folder, tiny_model
 from engines.weights import PretrainedFolder
-from support.tiny import FAMILIES, REFERENCE_FAMILIES, tiny_folder, tiny_model
 
 CHOSEN = (*REFERENCE_FAMILIES, "llama_scaled", "mixtral", "gpt2", "gemma3_text")
 
@@ -38,7 +38,7 @@ def filled(folder: Path) -> PackedCausalLM:
 
 def exported(model: PackedCausalLM) -> dict[str, Tensor]:
     weights = dict(model.named_weights())
-    pairs = [pair for group in export_plan(model) for pair in group.tensors(weights)]
+    pairs = [pair for group in export_plan(model.model) for pair in group.tensors(weights)]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
 

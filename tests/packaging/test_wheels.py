@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from engines.testing.tiny import tiny_folder
 from support.commands import Command, recipe, write_jsonl
 from support.fake_plugins import Venv
-from support.tiny import tiny_folder
 from support.wheels import PROJECTS, wheel_metadata
 
 NAMES = [project.name for project in PROJECTS]

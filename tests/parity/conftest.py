@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from support import reference
-from support.parity import OPTIMIZER
-from support.reference import Run
-from support.samples import mini_batches
-from support.tiny import tiny_folder
+from engines.testing import plain
+from engines.testing.plain import Run
+from engines.testing.runs import OPTIMIZER
+from engines.testing.samples import mini_batches
+from engines.testing.tiny import tiny_folder
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +32,6 @@ def reference_run(folder: Callable[..., Path]) -> Callable[..., Run]:
     @cache
     def run(family: str, size: int, **settings: Any) -> Run:
         model = {name: settings.pop(name) for name in ("num_hidden_layers", "pad_token_id") if name in settings}
-        return reference.train(folder(family, **model), mini_batches(size), **{**OPTIMIZER, **settings})
+        return plain.train(folder(family, **model), mini_batches(size), **{**OPTIMIZER, **settings})
 
     return run

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from engines.batch import Batch
 from engines.losses import SFTLoss
+from engines.testing.runs import OPTIMIZER, pack, same_bits, weights_of
+from engines.testing.samples import mini_batches
 from engines.worker import TrainingWorker
 from support.megatron import LAYERS, LAYOUTS, settings
-from support.parity import OPTIMIZER, pack, same_bits, weights_of
-from support.samples import mini_batches
 
 FSDP2 = {"strategy": "fsdp2", "device": "cpu"}
 LOG_PROBS = 2e-5

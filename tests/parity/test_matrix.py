@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 from safetensors.torch import load_file
 
-from support.parity import OPTIMIZER, assert_metrics_agree, assert_weights_agree, train_with_worker
-from support.samples import mini_batches
-from support.tiny import REFERENCE_FAMILIES
+from engines.testing.runs import OPTIMIZER, assert_metrics_agree, assert_weights_agree, train_with_worker
+from engines.testing.samples import mini_batches
+from engines.testing.tiny import REFERENCE_FAMILIES
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engines.testing.runs import assert_metrics_agree, assert_weights_agree, train_with_worker
+from engines.testing.samples import mini_batches
 from engines.worker import TrainingWorker
 from support.megatron import DENSE, FAMILIES, LAYERS, LAYOUTS, MIXTURES, fits, settings
-from support.parity import assert_metrics_agree, assert_weights_agree, train_with_worker
-from support.samples import mini_batches
 
 METRICS, WEIGHTS = 5e-6, 3e-5
 TIME_LIMIT = 90.0

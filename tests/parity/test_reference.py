@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import reference
-from support.parity import OPTIMIZER
-from support.samples import MASKED, SINGLE, mini_batches
-from support.tiny import REFERENCE_FAMILIES, tiny_model
+from engines.testing import plain
+from engines.testing.runs import OPTIMIZER
+from engines.testing.samples import MASKED, SINGLE, mini_batches
+from engines.testing.tiny import REFERENCE_FAMILIES, tiny_model
 
 
 def test_it_imports_nothing_of_engines():
     imported = set()
-    for node in ast.walk(ast.parse(Path(reference.__file__).read_text())):
+    for node in ast.walk(ast.parse(Path(plain.__file__).read_text())):
         if isinstance(node, ast.Import):
             imported |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -28,7 +28,7 @@ def test_it_imports_nothing_of_engines():
 
 @pytest.mark.parametrize("family", REFERENCE_FAMILIES)
 def test_it_is_precise(family, folder, reference_run):
-    exact = reference.train(folder(family), mini_batches(), **OPTIMIZER, dtype=torch.float64)
+    exact = plain.train(folder(family), mini_batches(), **OPTIMIZER, dtype=torch.float64)
     run = reference_run(family, 8)
     assert run.losses == pytest.approx(exact.losses, rel=2e-7)
     assert run.grad_norms == pytest.approx(exact.grad_norms, rel=4e-7)

@@ -9,10 +9,10 @@ import torch
 
 from engines.batch import Batch
 from engines.losses import SFTLoss
+from engines.testing.runs import OPTIMIZER, pack, same_bits, weights_of
+from engines.testing.samples import masked, mini_batches
 from engines.worker import TrainingWorker
 from support.megatron import settings
-from support.parity import OPTIMIZER, pack, same_bits, weights_of
-from support.samples import masked, mini_batches
 
 FSDP2 = {"strategy": "fsdp2", "device": "cpu", "micro_batch_size": 2}
 SCHEDULE = {**OPTIMIZER, "warmup_steps": 4, "weight_decay": 0.1}

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.reference import sum_of_cross_entropies
-from support.samples import mini_batches
+from engines.testing.plain import sum_of_cross_entropies
+from engines.testing.samples import mini_batches
 
 
 def reference_step(folder: Path, dtype: torch.dtype) -> tuple[float, dict[str, Tensor]]:

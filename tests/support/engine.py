@@ -15,7 +15,7 @@ import engines
 from engines.batch import Batch
 from engines.contract import hookimpl
 from engines.losses import SFTLoss
-from support.reference import Sample
+from engines.testing.plain import Sample
 
 OPTIMIZER = {"lr": 1e-3, "eps": 1e-4}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from engines.testing.tiny import tiny_folder
 from support.commands import write_jsonl
-from support.tiny import tiny_folder
 
 
 @pytest.fixture(scope="session")

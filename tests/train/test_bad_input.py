@@ -130,10 +130,10 @@ def earlier_run(work: Path) -> None:
 
 
 def later_checkpoints(work: Path) -> None:
+    from support.checkpoints import save_whole
+
     for step in (2, 4):
-        folder = work / "out" / "checkpoints" / f"step-{step}"
-        folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text(json.dumps({"info": {"step": step}}))
+        save_whole(work / "out" / "checkpoints" / f"step-{step}", step=step)
 
 
 def finished_run_without_checkpoints(work: Path) -> None:
@@ -167,6 +167,24 @@ def without_config(work: Path) -> None:
     from support.checkpoints import save_whole
 
     save_whole(work / "earlier" / "checkpoints" / "step-20", model_files=ModelFiles(work, {}))
+
+
+def weights_alone(work: Path) -> None:
+    from support.checkpoints import cut_all, info, save_whole, tensors
+
+    model = {key: tensor for key, tensor in tensors().items() if key.startswith("model.")}
+    changes = {"shards": cut_all(model, 0, 1), "info": info(optimizer=None), "state": None, "rank_state": None}
+    save_whole(work / "earlier" / "checkpoints" / "step-20", **changes)
+
+
+def value_checkpoint(work: Path) -> None:
+    from engines.weights import ModelFiles
+    from support.checkpoints import info, save_whole
+
+    files = ModelFiles.read(work / "model")
+    save_whole(
+        work / "earlier" / "checkpoints" / "step-20", info=info(model_type="value_model"), model_files=files
+    )
 
 
 def export_a_checkpoint(work: Path) -> None:
@@ -260,6 +278,27 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
         ["trainer.resume=out/checkpoints/step-2"],
         ["step-2, but", "already holds step-4"],
     ),
+    "checkpoint of another run": (
+        earlier_checkpoints,
+        ["trainer.resume=earlier/checkpoints/step-20", "trainer.steps=30"],
+        [
+            "earlier/checkpoints/step-20 belongs to another run:\n",
+            "\n  model.architectures: nothing in the checkpoint, ",
+            "\n  vocabulary (tokenizer.json): 00ff in the checkpoint, nothing in this run",
+            "\n  optimizer.weight_decay: nothing in the checkpoint, 0.0 in this run",
+        ],
+    ),
+    "checkpoint without optimizer": (
+        weights_alone,
+        ["trainer.resume=earlier/checkpoints/step-20", "trainer.steps=30"],
+        ["step-20 holds model, but not optimizer and state: no run can go on from it", "name it as model.path"],
+    ),
+    "a value model": (
+        edit("model/config.json", architectures=["LlamaForSequenceClassification"]),
+        [],
+        ["model.path: ", "model holds a LlamaForSequenceClassification, which has no head for the next token"],
+    ),
+    "checkpoint of a value model": (value_checkpoint, [STEP_20], ["earlier/checkpoints/step-20 holds a value model"]),
     "checkpoints gone": (finished_run_without_checkpoints, [], ["finished run of 3 steps, but none of its"]),
     "beyond the end": (later_checkpoints, ["trainer.steps=3"], ["step-4 is 4 steps old", "shall have 3"]),
 }

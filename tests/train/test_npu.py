@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from engines.testing.runs import METRICS
 from simulated_npu.installing import PYTHONPATH
 from support.commands import read_jsonl, recipe, run
-from support.parity import METRICS
 
 
 def train(work: Path, device: str) -> list[dict[str, Any]]:
@@ -35,6 +35,8 @@ def test_a_recipe_runs_on_npus(work: Path, simulated_npu: Path, monkeypatch: pyt
     found = train(work, "npu")
     for name in ("loss", "grad_norm"):
         assert [line[name] for line in found] == pytest.approx([line[name] for line in expected], rel=METRICS)
+    assert all(line["peak_memory_bytes"] > 1000 for line in found)
+    assert not any("peak_memory_bytes" in line for line in expected)
 
 
 @pytest.mark.more

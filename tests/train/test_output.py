@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from engines.errors import ConfigError
+from engines.errors import CheckpointError, ConfigError
 from engines.recipes.output.chart import draw_loss
 from engines.recipes.output.folder import OutputFolder, Start
 from engines.recipes.output.metrics import MetricsFile, read_metrics
 from engines.recipes.output.progress import Lines
+from support.checkpoints import save_whole
 from support.commands import snapshot
 
 LINE = {"loss": 0.1 + 0.2, "grad_norm": 1.0, "lr": 1e-5, "tokens_per_second": 1234.5}
@@ -45,8 +48,7 @@ def test_a_resumed_run_goes_on_behind_its_checkpoint(done: int, tail: str, tmp_p
 
 def checkpoints(folder: OutputFolder, *done: int) -> None:
     for step in done:
-        folder.checkpoint(step).mkdir(parents=True)
-        (folder.checkpoint(step) / "manifest.json").write_text(json.dumps({"info": {"step": step}}))
+        save_whole(folder.checkpoint(step), step=step)
 
 
 def test_where_a_run_begins(tmp_path: Path) -> None:
@@ -55,11 +57,9 @@ def test_where_a_run_begins(tmp_path: Path) -> None:
     assert folder.start("auto", 10) == fresh == folder.start("never", 10)
     checkpoints(folder, 2, 10, 4)
     (folder.checkpoints / ".step-12.tmp").mkdir()
-    (folder.checkpoints / "step-14").mkdir()  # no manifest: incomplete
     (folder.checkpoints / "step-016").mkdir()
     assert folder.steps() == [2, 4, 10]
     assert folder.start("auto", 20) == Start(folder.checkpoint(10), 10, finished=False)
-    assert folder.start("auto", 20, complete=[2, 4]) == Start(folder.checkpoint(4), 4, finished=False)
     assert folder.start(str(folder.checkpoint(10)), 20) == Start(folder.checkpoint(10), 10, finished=False)
     other = OutputFolder(tmp_path / "other")
     assert other.start(str(folder.checkpoint(4)), 20) == Start(folder.checkpoint(4), 4, finished=False)
@@ -68,6 +68,12 @@ def test_where_a_run_begins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already holds step-3"):
         checkpoints(other, 3)
         other.start(str(folder.checkpoint(4)), 20)
+    (folder.checkpoints / "step-14").mkdir()  # no manifest: incomplete
+    with pytest.raises(CheckpointError, match="Restore step-14 .*the same command then goes on from step-10"):
+        folder.start("auto", 20)
+    os.truncate(other.checkpoint(3) / "index.json", 0)
+    with pytest.raises(CheckpointError, match=r"trainer.resume: .*index.json has 0 bytes"):
+        other.start(str(other.checkpoint(3)), 20)
 
 
 def test_a_finished_run_is_finished_for_as_many_steps(tmp_path: Path) -> None:
@@ -80,6 +86,23 @@ def test_a_finished_run_is_finished_for_as_many_steps(tmp_path: Path) -> None:
     assert folder.start("auto", 12) == Start(folder.checkpoint(10), 10, finished=False)
     folder.write_run({"steps": 12, "finished": False})
     assert not folder.start("auto", 10).finished
+
+
+def test_a_finished_run_is_finished_as_far_as_its_checkpoints_say(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    checkpoints(folder, 8, 10)
+    folder.write_run({"steps": 10, "finished": True})
+    shutil.rmtree(folder.checkpoint(10))
+    assert folder.start("auto", 10) == Start(folder.checkpoint(8), 8, finished=False)
+    shutil.rmtree(folder.checkpoints)
+    for steps in (8, 10, 12):
+        with pytest.raises(ConfigError, match="a finished run of 10 steps, but none of its checkpoints") as caught:
+            folder.start("auto", steps)
+    assert "export" not in str(caught.value)
+    (folder.export).mkdir()
+    (folder.export / "config.json").touch()
+    with pytest.raises(ConfigError, match=f"Its export is {folder.export}, from which model.path can start"):
+        folder.start("auto", 10)
 
 
 def test_a_finished_run_tells_what_was_not_done(tmp_path: Path) -> None:

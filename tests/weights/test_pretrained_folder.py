@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from engines.errors import ModelError
+from engines.testing.tiny import tiny_folder, tiny_model
 from engines.weights import PretrainedFolder
-from support.tiny import tiny_folder, tiny_model
 
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engines.errors import ModelError
+from engines.testing.tiny import random_sequences, tiny_folder, tiny_model
 from engines.weights import ModelFiles, PretrainedFolder, write_pretrained
 from engines.weights.value_config import value_config
 from support.checkpoints import save_whole
-from support.tiny import random_sequences, tiny_folder, tiny_model
 
 
 def stream_of(model: Any) -> Iterator[tuple[str, Tensor]]:

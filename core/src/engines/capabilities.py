@@ -10,6 +10,7 @@ import re
 from typing import Final
 
 CAPABILITIES: Final[dict[str, str]] = {
+    "data_parallel": "different samples on different ranks",
     "tensor_parallel": "weight matrices split over ranks",
     "sequence_parallel": "activations between tensor-parallel layers split along the sequence",
     "pipeline_parallel": "layers split over ranks, micro-batches scheduled through them",

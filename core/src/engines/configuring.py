@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from engines.config import EngineConfig, ModelConfig
+from engines.config import REPLICA_SIZES, EngineConfig, ModelConfig
 from engines.errors import CapabilityError, ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
@@ -104,6 +105,22 @@ def check_capabilities(
             faults.append(f"{name}: True {lack(capability, engine, others)}. Use False.")
     if faults:
         raise CapabilityError("\n".join(faults))
+
+
+def check_processes(
+    config: EngineConfig, world_size: int, *, engine: str, capabilities: frozenset[str], others: Others
+) -> None:
+    """Refuse more processes than a replica has where the engine gives all ranks the same samples.
+
+    To be called after `EngineConfig.check`, which knows that replicas divide the processes. Raises `CapabilityError`.
+    """
+    replica = math.prod(getattr(config, name) for name in REPLICA_SIZES)
+    if world_size > replica and "data_parallel" not in capabilities:
+        raise CapabilityError(
+            f"{world_size} processes, {replica} to a replica of the model: to train replicas on different samples "
+            f"{lack('data_parallel', engine, others)}",
+            f"Start {replica} process{'es' if replica > 1 else ''} (launch.nproc).",
+        )
 
 
 def lack(capability: str, engine: str, others: Others) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from engines.configuring import check_capabilities, validate
+from engines.configuring import check_capabilities, check_processes, validate
 from engines.contract import EngineContext
 from engines.engine.binding import EnginePluginManager, check_engine_class, check_wrapper
 from engines.engine.facade import Engine
@@ -46,8 +46,11 @@ def create(
     loaded = load(selection)
     config = validate(loaded.config_class, settings, where="engine")
     name = f"{selection.backend} on {selection.device} ({selection.distribution})"
-    check_capabilities(config, model, engine=name, capabilities=selection.capabilities, others=registry.engines_with)
-    config.check(model, model_type=model_type, world_size=dist.get_world_size() if dist.is_initialized() else 1)
+    capabilities = selection.capabilities
+    check_capabilities(config, model, engine=name, capabilities=capabilities, others=registry.engines_with)
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    config.check(model, model_type=model_type, world_size=world_size)
+    check_processes(config, world_size, engine=name, capabilities=capabilities, others=registry.engines_with)
     _check_schedule(optimizer, total_steps)
     check_engine_class(loaded.engine_class, selection.capabilities, selection.distribution)
     wrappers = tuple(wrappers)
@@ -82,7 +85,7 @@ def local_device(selection: Selection) -> torch.device:
     except (ImportError, OSError) as error:  # OSError: a library of the vendor's toolkit is missing
         raise LaunchError(
             f'device "{spec.name}" needs the module {spec.module}, which cannot be imported: {error}',
-            f"Install the package that brings {spec.module}, and what it needs.",
+            spec.toolkit or f"Install the package that brings {spec.module}, and what it needs.",
         ) from error
     if spec.torch_device == "cpu":
         return torch.device("cpu")

@@ -97,10 +97,11 @@ def descend(
         for part in parts(samples):
             part.backward()
             loss += part.item()
-        norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in parameters))
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients))
         if clip_grad is not None:
-            for parameter in parameters:
-                parameter.grad.mul_(min(1.0, clip_grad / (norm + 1e-6)))
+            for gradient in gradients:
+                gradient.mul_(min(1.0, clip_grad / (norm + 1e-6)))
         optimizer.step()
         optimizer.zero_grad()
         run.losses.append(loss)
@@ -140,7 +141,8 @@ class ValueModel:
     def after_each_token(self, input_ids: list[int]) -> Tensor:
         """What the sequence up to and with each token is worth `[length]`."""
         hidden = self.backbone(torch.tensor([input_ids]), use_cache=False).last_hidden_state[0]
-        return self.head(hidden)[:, 0]
+        values: Tensor = self.head(hidden)
+        return values[:, 0]
 
     def train(
         self,
@@ -188,4 +190,5 @@ def saved_weights(model: Any) -> dict[str, Tensor]:
     """The model's weights as a user would find them on disk."""
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        return load_file(Path(folder) / "model.safetensors")
+        weights: dict[str, Tensor] = load_file(Path(folder) / "model.safetensors")
+        return weights

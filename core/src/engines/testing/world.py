@@ -20,25 +20,26 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
+
+from engines.devices import CPU, DeviceSpec
+from engines.process import Owner
+from engines.selection import Selection
 
 PRELOAD = (
     "torch._dynamo",
     "torch.distributed.fsdp",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "gpt2")),
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2", "qwen3", "qwen3_moe")),
     "engines.worker",
-    "engines_fsdp.engine",
-    "megatron.core.optimizer",
-    "megatron.core.models.gpt.gpt_layer_specs",
-    "megatron.core.pipeline_parallel",
 )
 """Imported once by the fork server, so that processes of a world start with them in memory. Installed modules only:
 the server of Python 3.11 ignores sys.path, and passes over what it can't import without a word."""
@@ -48,21 +49,31 @@ class WorldError(AssertionError):
     """A rank raised, died, or did not answer in time."""
 
 
-BACKENDS = {"cpu": "gloo", "npu": "cpu:gloo,npu:hccl"}
-"""The default group's, by device."""
-
-
 class World:
-    """`size` processes in one group; on `npu` each has a simulated device of its own (`simulated_npu`)."""
+    """`size` processes in one default group, each with a device of its own."""
 
     def __init__(
-        self, size: int, device: str = "cpu", *, start: str = "forkserver", path: Path | None = None
+        self,
+        size: int,
+        device: DeviceSpec = CPU,
+        *,
+        start: Literal["forkserver", "spawn"] = "forkserver",
+        path: Sequence[Path | str] = (),
+        preload: Sequence[str] = (),
+        setup: Callable[[], None] | None = None,
     ) -> None:
-        """`start`: multiprocessing's way; "spawn" begins with nothing imported. `path`: a folder to look in first."""
+        """Processes start at the first call.
+
+        `start`: multiprocessing's way; "spawn" begins with nothing imported. `path`: folders to look in first.
+        `preload`: what the fork server imports beside `PRELOAD`; one server serves all worlds of a process, so that
+        the first world's counts. `setup`: called in each process first.
+        """
         self.size = size
         self.device = device
         self._start_by = start
-        self._path = path
+        self._path = [str(folder) for folder in path]
+        self._preload = (*PRELOAD, *preload)
+        self._setup = setup
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -92,12 +103,14 @@ class World:
     def _start(self) -> None:
         context: Any = multiprocessing.get_context(self._start_by)
         if self._start_by == "forkserver":
-            context.set_forkserver_preload(list(PRELOAD))
+            context.set_forkserver_preload(list(self._preload))
         rendezvous = tempfile.mktemp(prefix="world-")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(theirs, rank, self.size, rendezvous, self.device, self._path), daemon=True
+                target=_serve,
+                args=(theirs, rank, self.size, rendezvous, self.device, self._path, self._setup),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -115,6 +128,7 @@ class World:
                 missing = sorted(set(range(self.size)) - set(results))
                 failure = f"ranks {missing} of {self.size} did not answer within {timeout} s"
             for pipe in ready:
+                assert isinstance(pipe, Connection)
                 rank = self._pipes.index(pipe)
                 try:
                     ok, value = pickle.loads(pipe.recv_bytes())
@@ -131,19 +145,64 @@ class World:
         return [results[rank] for rank in range(self.size)]
 
 
-def _serve(pipe: Connection, rank: int, size: int, rendezvous: str, device: str, path: Path | None) -> None:
+class Worlds:
+    """The worlds of a session, each made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[tuple[int, str, Owner | None, str | None], World] = {}
+
+    def get(self, size: int, selection: Selection, setup: str | None = None) -> World:
+        """A world of `size` processes for an engine; engines that don't mind share it."""
+        alone = selection.process == "exclusive" or bool(selection.before)
+        key = (size, selection.device, selection.owner if alone or setup else None, setup)
+        if key not in self._worlds:
+            self._worlds[key] = World(
+                size,
+                selection.device_spec,
+                start="spawn" if alone else "forkserver",
+                setup=partial(set_up, setup) if setup else None,
+            )
+        return self._worlds[key]
+
+    def close(self) -> None:
+        """End all processes."""
+        for world in self._worlds.values():
+            world.close()
+        self._worlds = {}
+
+
+def set_up(setup: str) -> None:
+    """Call `package.module:function`."""
+    module, _, name = setup.partition(":")
+    getattr(importlib.import_module(module), name)()
+
+
+def _serve(
+    pipe: Connection,
+    rank: int,
+    size: int,
+    rendezvous: str,
+    device: DeviceSpec,
+    path: Sequence[str],
+    setup: Callable[[], None] | None,
+) -> None:
     import datetime
 
     import torch
 
+    from engines.device_services import DeviceServices
+
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     torch.set_num_threads(1)
-    if path is not None:
-        sys.path.insert(0, str(path))
-    if device == "npu":
-        _take_npu(rank)
+    sys.path[:0] = path
+    if setup is not None:
+        setup()
+    importlib.import_module(device.module)
+    on_host = device.torch_device == "cpu"
+    if not on_host:
+        DeviceServices(torch.device(device.torch_device, rank)).select()
     torch.distributed.init_process_group(
-        BACKENDS[device],
+        device.dist_backend if on_host else f"cpu:gloo,{device.torch_device}:{device.dist_backend}",
         init_method=f"file://{rendezvous}",
         rank=rank,
         world_size=size,
@@ -160,11 +219,3 @@ def _serve(pipe: Connection, rank: int, size: int, rendezvous: str, device: str,
         except BaseException:  # noqa: BLE001 (it travels to the test)
             answer = (False, traceback.format_exc())
         pipe.send_bytes(cloudpickle.dumps(answer))
-
-
-def _take_npu(rank: int) -> None:
-    from simulated_npu.installing import SITE
-
-    sys.path.insert(0, SITE)
-    torch_npu = importlib.import_module("torch_npu")
-    torch_npu.npu.set_device(rank)

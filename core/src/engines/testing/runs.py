@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engines.batch import Batch
 from engines.losses import SFTLoss
+from engines.testing.plain import Run, Sample
 from engines.worker import TrainingWorker
-from support.reference import Run, Sample
 
 OPTIMIZER = {"lr": 1e-3, "eps": 1e-4, "clip_grad": 1.0}
 """The larger eps keeps AdamW from turning rounding noise in gradients that are truly 0 into whole steps."""

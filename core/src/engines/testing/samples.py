@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from support.reference import Sample
-from support.tiny import VOCAB
+from engines.testing.plain import Sample
+from engines.testing.tiny import VOCAB
 
 LENGTHS = (
     (37, 2, 100, 5, 64, 11, 23, 80),

@@ -1,0 +1,53 @@
+"""What the kit adds to a session of pytest that asks for it: layouts as parameters, reasons to failures, a report."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from engines.testing.clause import clause_of
+from engines.testing.collecting import REPORT, Chapter, subject_of
+from engines.testing.layouts import SINGLE
+from engines.testing.report import Report
+
+FEW = 3
+"""Layouts at which the longer clauses run."""
+
+
+class Active:
+    """The hooks of a session in which the kit runs."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.report = config.stash[REPORT] = Report()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """`layout`: every layout of the engine; `some_layout`: a few; `parallel_layout`: a few of several ranks."""
+        if not isinstance(metafunc.definition.getparent(pytest.Module), Chapter):
+            return
+        subject = subject_of(metafunc.definition)
+        several = sorted(
+            (one for one in subject.layouts if one.processes > 1), key=lambda one: (one.processes, -len(one.needs))
+        )
+        if "layout" in metafunc.fixturenames:
+            metafunc.parametrize("layout", subject.layouts, ids=str)
+        if "some_layout" in metafunc.fixturenames:
+            metafunc.parametrize("some_layout", [SINGLE, *several[: FEW - 1]], ids=str)
+        if "parallel_layout" in metafunc.fixturenames:
+            metafunc.parametrize("parallel_layout", several[:FEW], ids=str)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """A failure says what the contract wants, and where it is written."""
+        result = yield
+        clause = clause_of(getattr(item, "obj", None))
+        if clause is None:
+            return result
+        if result.failed:
+            result.sections.append(("what the contract wants", f"{clause.wants}\n\nWritten in {clause.where}"))
+        self.report.note(subject_of(item), item, clause, result)
+        return result
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """What is proven, refused and not applicable."""
+        self.report.write(terminalreporter)

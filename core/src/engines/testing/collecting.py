@@ -1,0 +1,80 @@
+"""How pytest collects the kit: a suite for each engine, below it a chapter for each file of clauses."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from engines.errors import EnginesError
+from engines.testing.clause import clause_of
+from engines.testing.conformance import Conformance
+from engines.testing.report import Report
+from engines.testing.subject import Subject, find
+
+CLAUSES = "engines.testing.clauses"
+REPORT = pytest.StashKey[Report]()
+pytest.register_assert_rewrite(CLAUSES)
+
+
+class Suite(pytest.Collector):
+    """The kit for one engine."""
+
+    def __init__(self, *, asked: Conformance, **node: Any) -> None:
+        super().__init__(**node)
+        self.asked = asked
+        self._subject: Subject | None = None
+
+    def find(self) -> Subject:
+        """The engine; looked up once. Raises `EnginesError` if it isn't there."""
+        if self._subject is None:
+            with tempfile.TemporaryDirectory() as scratch:
+                self._subject = find(self.asked, Path(scratch))
+                _ = self._subject.layouts, self._subject.mixtures  # while their folders are there
+            report_of(self.config).add(self._subject)
+        return self._subject
+
+    def collect(self) -> Iterator[pytest.Collector]:
+        try:
+            self.find()
+        except EnginesError as error:
+            raise self.CollectError(str(error)) from None
+        folder = Path(str(import_module(CLAUSES).__file__)).parent
+        for file in sorted(folder.glob("test_*.py")):
+            name = file.stem.removeprefix("test_")
+            yield Chapter.from_parent(self, path=file, name=name, nodeid=f"{self.nodeid}::{name}")
+
+
+class Chapter(pytest.Module):
+    """One file of clauses, for one engine; leaves out those about capabilities that the engine doesn't declare."""
+
+    def _getobj(self) -> ModuleType:
+        return import_module(f"{CLAUSES}.{self.path.stem}")
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        subject, report = subject_of(self), report_of(self.config)
+        for item in super().collect():
+            clause = clause_of(getattr(item, "obj", None))
+            assert clause is not None, f"{item.nodeid} is no clause"
+            lacking = clause.needs - subject.capabilities
+            if lacking:
+                report.leave_out(subject, item, sorted(lacking))
+            else:
+                yield item
+
+
+def subject_of(node: pytest.Item | pytest.Collector) -> Subject:
+    """The engine that a test or chapter is about."""
+    suite = node.getparent(Suite)
+    assert suite is not None
+    return suite.find()
+
+
+def report_of(config: pytest.Config) -> Report:
+    """The report of this session."""
+    return config.stash[REPORT]
