@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.availability import can_be_imported
+from engines.checkpoint_folder import STATE, read_manifest, strict_json
+from engines.checkpoint_folder.identity import check_goes_on, differences, fingerprint, identity
+from engines.configuring import check_processes
 from engines.devices import DeviceSpec
 from engines.errors import CheckpointError, DataError, LaunchError, ModelError
+from engines.model_folder import read_config
 from engines.recipes.data import Limits, scan
 from engines.recipes.model_folder import ModelFolder, inspect_model
-from engines.recipes.output.folder import OutputFolder, checkpoint_settings
+from engines.recipes.output.folder import OutputFolder
 from engines.recipes.output.loggers import check_installed
 from engines.recipes.sft.config import DataConfig, SFTRecipe, TrainerConfig
 from engines.recipes.sft.loading import MODEL_TYPE
+from engines.registry import registry
 from engines.selection import Selection
 
 
@@ -37,8 +42,15 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
     folder.check_writable()
     if recipe.trainer.export:
         folder.check_export()
-    model = inspect_model(model_dir(recipe))
+    model = inspect_model(model_dir(recipe), MODEL_TYPE)
     recipe.engine.check(recipe.model, model_type=MODEL_TYPE, world_size=num_ranks)
+    check_processes(
+        recipe.engine,
+        num_ranks,
+        engine=selection.backend,
+        capabilities=selection.capabilities,
+        others=registry.engines_with,
+    )
     limits = data_limits(recipe, model.vocab_size)
     num_samples = _check_data(recipe.data.train, model, limits)
     if recipe.data.eval is not None:
@@ -47,30 +59,36 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
 
 
 def check_resumable(recipe: SFTRecipe, selection: Selection, checkpoint: Path | None) -> None:
-    """Raise `CheckpointError`, a line per difference, if `checkpoint` is of another engine, optimizer or order."""
-    saved = checkpoint_settings(checkpoint) if checkpoint is not None else None
-    if saved is None:
+    """Raise `CheckpointError`, a line per difference, if `checkpoint` is of another engine, model or optimizer.
+
+    So is one of another order of samples; whether they are others is known when they are read.
+    """
+    if checkpoint is None:
         return
-    backend, before, run = saved
-    now = recipe.optimizer.model_dump(mode="json")
-    faults = [f"engine: {backend} in the checkpoint, {selection.backend} in this run"] * (
-        backend != selection.backend
-    )
-    faults += [
-        f"optimizer.{key}: {before.get(key)} in the checkpoint, {now.get(key)} in this run"
-        for key in [*now, *(key for key in before if key not in now)]
-        if before.get(key) != now.get(key)
-    ]
-    faults += [
-        f"trainer.{key}: {run[key]} in the checkpoint, {value} in this run"
-        for key in ("mini_batch_size", "shuffle", "seed")
-        if key in run and run[key] != (value := getattr(recipe.trainer, key))
-    ]
-    if faults:
+    manifest = read_manifest(checkpoint)
+    check_goes_on(checkpoint, manifest)
+    run = strict_json.read(checkpoint / STATE).get("run", {})
+    order = {key: getattr(recipe.trainer, key) for key in _ORDER if key in run}
+    tokenizer = model_dir(recipe) / "tokenizer.json"
+    model = fingerprint(read_config(model_dir(recipe)), tokenizer.read_bytes() if tokenizer.is_file() else None)
+    now = {
+        "engine": selection.backend,
+        "model": model.config,
+        "model_type": MODEL_TYPE,
+        "vocabulary (tokenizer.json)": model.tokenizer_xxh3,
+        "optimizer": recipe.optimizer.model_dump(mode="json"),
+        "trainer": order,
+    }
+    found = differences({**identity(manifest.info), "trainer": {key: run[key] for key in order}}, now)
+    if found:
         raise CheckpointError(
-            f"{checkpoint} belongs to another run:\n  " + "\n  ".join(faults),
+            f"{checkpoint} belongs to another run:\n  " + "\n  ".join(found),
             "Mend the recipe, or start a new run in another trainer.output_dir.",
         )
+
+
+_ORDER = ("mini_batch_size", "shuffle", "seed")
+"""Settings of the trainer that decide which samples a step sees."""
 
 
 def model_dir(recipe: SFTRecipe) -> Path:
