@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines import create
+from engines import Engine
 from engines.errors import EngineNotFound, ModelError
 from engines.losses import SFTLoss
 from engines.registry import registry
 from engines.testing import plain
-from engines.testing.plain import Run, ValueModel
+from engines.testing.plain import Run, Sample, ValueModel
 from engines.testing.reference import reference_engine, register
 from engines.testing.runs import OPTIMIZER, assert_metrics_agree, assert_weights_agree, pack, same_bits
 from engines.testing.samples import mini_batches
@@ -30,10 +32,11 @@ FAMILIES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    with reference_engine():
-        yield
+@contextmanager
+def initialised(folder: Path, **more: Any) -> Iterator[Engine]:
+    """A reference engine on the model in `folder`, closed at the end."""
+    with reference_engine(), opened(folder, SETTINGS, **more) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return cache(lambda family: tiny_folder(tmp_path_factory.mktemp("models"), family))
 
 
-def step(engine, samples) -> dict[str, float]:
+def step(engine: Engine, samples: list[Sample]) -> dict[str, Any]:
     metrics = engine.train_batch(pack(samples), SFTLoss())
     engine.lr_scheduler_step()
     return metrics
@@ -50,7 +53,7 @@ def step(engine, samples) -> dict[str, float]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_trains_like_the_plain_loop(folders: Folders, family: str) -> None:
     run, batches = Run(), mini_batches()
-    with opened(folders(family), SETTINGS, optimizer=OPTIMIZER) as engine:
+    with initialised(folders(family), optimizer=OPTIMIZER) as engine:
         for samples in batches:
             run.lrs.append(engine.lr)
             metrics = step(engine, samples)
@@ -66,7 +69,7 @@ def test_it_says_what_the_plain_model_says(folders: Folders) -> None:
     from transformers import AutoModelForCausalLM
 
     samples = mini_batches()[0]
-    with opened(folders("llama_tied"), SETTINGS, optimizer=None) as engine:
+    with initialised(folders("llama_tied"), optimizer=None) as engine:
         found = engine.infer_batch(pack(samples), needs=("log_probs", "entropy")).outputs
     model = AutoModelForCausalLM.from_pretrained(folders("llama_tied"))
     for name, of_sequence in (("log_probs", plain.log_probs), ("entropy", plain.entropies)):
@@ -77,7 +80,7 @@ def test_it_says_what_the_plain_model_says(folders: Folders) -> None:
 def test_its_value_model_is_the_plain_backbone_with_a_head(folders: Folders, tmp_path: Path) -> None:
     """Once with a new head on a language model, and once from the folder that this one leaves."""
     samples = mini_batches()[0]
-    with opened(folders("qwen3_moe"), SETTINGS, optimizer=None, model_type="value_model") as engine:
+    with initialised(folders("qwen3_moe"), optimizer=None, model_type="value_model") as engine:
         found = engine.infer_batch(pack(samples), needs=("values",)).outputs
         sent = weights(engine)
     model = ValueModel(folders("qwen3_moe"), sent["score.weight"])
@@ -89,7 +92,7 @@ def test_its_value_model_is_the_plain_backbone_with_a_head(folders: Folders, tmp
     config = folders("qwen3_moe") / "config.json"
     (tmp_path / "config.json").write_bytes(config.read_bytes())
     save_file(sent, tmp_path / "model.safetensors", {"format": "pt"})
-    with opened(tmp_path, SETTINGS, optimizer=None, model_type="value_model") as engine:
+    with initialised(tmp_path, optimizer=None, model_type="value_model") as engine:
         assert same_bits(weights(engine), sent)
 
 
@@ -97,7 +100,7 @@ def test_its_value_model_is_the_plain_backbone_with_a_head(folders: Folders, tmp
 def test_it_resumes_to_the_bit_and_starts_from_a_checkpoint(folders: Folders, family: str, tmp_path: Path) -> None:
     first, second, third = mini_batches(4)
     more = {"optimizer": {**OPTIMIZER, "schedule": "cosine"}, "total_steps": 3}
-    with opened(folders(family), SETTINGS, **more) as engine:
+    with initialised(folders(family), **more) as engine:
         step(engine, first)
         step(engine, second)
         engine.save_checkpoint(tmp_path / "two", step=2)
@@ -105,12 +108,12 @@ def test_it_resumes_to_the_bit_and_starts_from_a_checkpoint(folders: Folders, fa
         rate = engine.lr
         expected = step(engine, third)
         after = weights(engine)
-    with opened(folders(family), SETTINGS, **more) as engine:
+    with initialised(folders(family), **more) as engine:
         engine.load_checkpoint(tmp_path / "two")
         assert engine.lr == rate
         assert step(engine, third) == expected
         assert same_bits(weights(engine), after)
-    with opened(tmp_path / "two", SETTINGS, optimizer=None) as engine:
+    with initialised(tmp_path / "two", optimizer=None) as engine:
         assert same_bits(weights(engine), saved)
 
 
@@ -129,28 +132,21 @@ def test_weights_of_another_model_are_refused(folders: Folders, tmp_path: Path, 
     change(found)
     save_file(found, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    with pytest.raises(ModelError, match=says), opened(tmp_path, SETTINGS):
+    with pytest.raises(ModelError, match=says), initialised(tmp_path):
         pass
 
 
 def test_quantized_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "quantization_config": {}}')
-    with pytest.raises(ModelError, match="quantized"):
-        create({"path": str(tmp_path)}, SETTINGS)
+    with pytest.raises(ModelError, match="quantized"), initialised(tmp_path):
+        pass
 
 
 def test_it_is_there_only_where_it_was_asked_for() -> None:
-    """The fixture asks first; what asks inside finds it, and leaves it to the one outside to take it away."""
     with reference_engine():
-        register()
-    assert registry.resolve("language_model", "reference").distribution == "in-process"
-    assert len([one for one in registry.candidates() if one.backend == "reference"]) == 1
-
-
-def test_it_is_gone_afterwards() -> None:
-    for registration in list(registry._registrations):
-        registry.unregister(registration)
-    with reference_engine():
-        pass
+        with reference_engine():
+            register()
+        found = [one.distribution for one in registry.candidates() if one.backend == "reference"]
+        assert found == ["in-process"], "registered once, and left to the outermost to take away"
     with pytest.raises(EngineNotFound):
         registry.resolve("language_model", "reference")

@@ -4,7 +4,7 @@ from engines.models.asked import Asked
 from engines.models.build import build_causal_lm
 from engines.models.causal_lm import PackedCausalLM
 from engines.models.conversion import WeightSource
-from engines.models.export import ExportGroup, export_plan
+from engines.models.export import ExportGroup, export_plan, named_weights
 from engines.models.fitting import Plan, check_fit, keep_one_of_tied
 from engines.models.load import load_plan
 from engines.models.softmax import VocabularyShard
@@ -23,4 +23,5 @@ __all__ = [
     "keep_one_of_tied",
     "linear_log_probs",
     "load_plan",
+    "named_weights",
 ]

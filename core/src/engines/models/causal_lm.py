@@ -12,6 +12,7 @@ from engines.batch import Batch, TokenOutputs
 from engines.errors import ModelError
 from engines.models.attention import Packing
 from engines.models.buffers import rebuild_buffers
+from engines.models.export import named_weights
 from engines.models.token_outputs import linear_log_probs
 
 PROVIDES = frozenset({"log_probs", "entropy"})
@@ -43,10 +44,8 @@ class PackedCausalLM(nn.Module):
         return list(self.model.get_submodule(self._layers_name))
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name in transformers' model, tensor) of every parameter, tied ones once, and of saved buffers."""
-        yield from self.model.named_parameters()
-        saved = self.model.state_dict(keep_vars=True).keys()
-        yield from ((name, buffer) for name, buffer in self.model.named_buffers() if name in saved)
+        """Those of transformers' model, by its names."""
+        return named_weights(self.model)
 
     def enable_activation_checkpointing(self) -> None:
         """Recompute each layer in the backward pass of training. Raises `ModelError` if the model can't."""

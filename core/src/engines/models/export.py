@@ -1,15 +1,19 @@
-"""From a model's parameters to the tensors that `save_pretrained` writes."""
+"""From a transformers model's weights to the tensors that `save_pretrained` writes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from engines.models.causal_lm import PackedCausalLM
+
+def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every parameter of a transformers model, tied ones once, and of saved buffers."""
+    yield from model.named_parameters()
+    saved = model.state_dict(keep_vars=True).keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class ExportGroup:
     """
 
     names: tuple[str, ...]
-    """Weights of `PackedCausalLM.named_weights`, all needed in full."""
+    """Weights of `named_weights`, all needed in full."""
     model: Any
 
     def tensors(self, full: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
@@ -30,26 +34,26 @@ class ExportGroup:
         return list(revert_weight_conversion(self.model, {name: full[name] for name in self.names}).items())
 
 
-def export_plan(model: PackedCausalLM) -> list[ExportGroup]:
-    """The groups in which `model` is exported, in the order of the model's weights.
+def export_plan(model: Any) -> list[ExportGroup]:
+    """The groups in which a transformers `model` is exported, in the order of its weights.
 
     Together they give the names, shapes and dtypes that `save_pretrained` of the model would write: a tied head
     is left out, experts come one by one. Every rank gets the same list; call it after `load_plan`, which learns
-    from the folder how its tensors are laid out.
+    from the folder how its tensors are laid out, or transformers' `from_pretrained`.
     """
     from transformers.core_model_loading import apply_converters, apply_renamings
 
-    renamings, converters = _reversed_conversions(model.model)
-    ignored = set(model.model._keys_to_ignore_on_save or ())
+    renamings, converters = _reversed_conversions(model)
+    ignored = set(model._keys_to_ignore_on_save or ())
     groups: dict[str, list[str]] = {}
-    for name, _ in model.named_weights():
+    for name, _ in named_weights(model):
         if name in ignored:
             continue
         target, pattern = apply_converters(name, converters)
         if pattern is None:
             target = apply_renamings(name, renamings)
         groups.setdefault(target, []).append(name)
-    return [ExportGroup(tuple(names), model.model) for names in groups.values()]
+    return [ExportGroup(tuple(names), model) for names in groups.values()]
 
 
 def _reversed_conversions(model: Any) -> tuple[list[Any], list[Any]]:

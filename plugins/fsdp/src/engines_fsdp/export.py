@@ -18,7 +18,7 @@ def export_weights(model: PackedCausalLM, dtype: torch.dtype) -> Iterator[tuple[
     which is all that it holds beside the model.
     """
     weights = dict(model.named_weights())
-    for group in export_plan(model):
+    for group in export_plan(model.model):
         yield from group.tensors({name: _full(weights[name], dtype) for name in group.names})
 
 
