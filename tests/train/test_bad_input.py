@@ -182,9 +182,7 @@ def value_checkpoint(work: Path) -> None:
     from support.checkpoints import info, save_whole
 
     files = ModelFiles.read(work / "model")
-    save_whole(
-        work / "earlier" / "checkpoints" / "step-20", info=info(model_type="value_model"), model_files=files
-    )
+    save_whole(work / "earlier" / "checkpoints" / "step-20", info=info(model_type="value_model"), model_files=files)
 
 
 def export_a_checkpoint(work: Path) -> None:
@@ -283,7 +281,7 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
         ["trainer.resume=earlier/checkpoints/step-20", "trainer.steps=30"],
         [
             "earlier/checkpoints/step-20 belongs to another run:\n",
-            "\n  model.architectures: nothing in the checkpoint, ",
+            "\n  model.hidden_size: nothing in the checkpoint, ",
             "\n  vocabulary (tokenizer.json): 00ff in the checkpoint, nothing in this run",
             "\n  optimizer.weight_decay: nothing in the checkpoint, 0.0 in this run",
         ],

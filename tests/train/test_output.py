@@ -69,7 +69,7 @@ def test_where_a_run_begins(tmp_path: Path) -> None:
         checkpoints(other, 3)
         other.start(str(folder.checkpoint(4)), 20)
     (folder.checkpoints / "step-14").mkdir()  # no manifest: incomplete
-    with pytest.raises(CheckpointError, match="Restore step-14 .*the same command then goes on from step-10"):
+    with pytest.raises(CheckpointError, match=r"Restore step-14 .*the same command then goes on from step-10"):
         folder.start("auto", 20)
     os.truncate(other.checkpoint(3) / "index.json", 0)
     with pytest.raises(CheckpointError, match=r"trainer.resume: .*index.json has 0 bytes"):

@@ -26,8 +26,8 @@ def save(
     path: str | Path,
     *,
     shards: Iterable[Shard],
-    state: dict[str, Any],
-    rank_state: dict[str, Any],
+    state: dict[str, Any] | None,
+    rank_state: dict[str, Any] | None,
     info: CheckpointInfo,
     model_files: ModelFiles,
     group: ProcessGroup | None = None,
@@ -35,8 +35,9 @@ def save(
     """Write one checkpoint to the folder `path`, which all ranks see. Every rank of `group` calls this.
 
     `shards`: this rank's, as the engine yields them; they are held until they are written. `state`: JSON values,
-    equal on all ranks. `rank_state`: this rank's own, JSON values and tensors. `model_files`: what makes the weights
-    a model; the first rank writes those that it has. `group`: None for all processes.
+    equal on all ranks. `rank_state`: this rank's own, JSON values and tensors. Neither is written where it is None.
+    `model_files`: what makes the weights a model; the first rank writes those that it has. `group`: None for all
+    processes.
 
     The files are written under a temporary name, the manifest last, and the folder gets its name when the disk
     has everything; an earlier checkpoint of that name is replaced then and not before. If it fails on one rank
@@ -51,15 +52,17 @@ def save(
     try:
         with peers.all_or_none(doing, error=CheckpointError):
             pieces = rank_pieces(shards, peers.rank, peers.size)
-            encoded_state = strict_json.encode(state, what="state", indent=1)
+            encoded_state = strict_json.encode(state, what="state", indent=1) if state is not None else None
             if peers.is_first:
                 temporary.mkdir(parents=True)
         with peers.all_or_none(doing, error=CheckpointError):
-            name = f"rank-{peers.rank:05d}-of-{peers.size:05d}.safetensors"
-            written = {name: write_rank_state(temporary / name, rank_state)}
+            written = {}
+            if rank_state is not None:
+                name = f"rank-{peers.rank:05d}-of-{peers.size:05d}.safetensors"
+                written[name] = write_rank_state(temporary / name, rank_state)
             for name, entries in pieces.files.items():
                 written[name] = write_safetensors(temporary / name, entries)
-        reports = peers.gather((pieces.described, written, xxhash.xxh3_128_hexdigest(encoded_state)))
+        reports = peers.gather((pieces.described, written, xxhash.xxh3_128_hexdigest(encoded_state or b"")))
         with peers.all_or_none(doing, error=CheckpointError):
             if peers.is_first:
                 _complete(temporary, info, reports, encoded_state, model_files)
@@ -74,7 +77,7 @@ def _complete(
     temporary: Path,
     info: CheckpointInfo,
     reports: list[tuple[dict[str, Described], dict[str, Written], str]],
-    encoded_state: bytes,
+    encoded_state: bytes | None,
     model_files: ModelFiles,
 ) -> None:
     """Write what describes the ranks' files, the manifest last."""
@@ -86,7 +89,8 @@ def _complete(
     files = {name: record for of_rank in written for name, record in of_rank.items()}
     files |= model_files.write(temporary)
     files[INDEX] = write_chunks(temporary / INDEX, [index.model_dump_json().encode()])
-    files[STATE] = write_chunks(temporary / STATE, [encoded_state])
+    if encoded_state is not None:
+        files[STATE] = write_chunks(temporary / STATE, [encoded_state])
     manifest = Manifest(
         info=info,
         contents=tuple(part for part in PARTS if any(key.startswith(f"{part}.") for key in index.tensors)),

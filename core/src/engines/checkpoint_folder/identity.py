@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from engines.checkpoint_folder.manifest import CheckpointInfo, ModelFingerprint
+from engines.checkpoint_folder.manifest import CheckpointInfo, Manifest, ModelFingerprint
+from engines.errors import CheckpointError
 
 IRRELEVANT = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 """Keys of config.json that say nothing about which weights fit."""
@@ -30,6 +32,19 @@ def compare(saved: CheckpointInfo, current: CheckpointInfo) -> list[str]:
     the layout, the device and the versions, which may change between a run and its resumption.
     """
     return differences(identity(saved), identity(current))
+
+
+def check_goes_on(path: Path, manifest: Manifest) -> None:
+    """Raise `CheckpointError` for a checkpoint that was saved without what its run needs to go on."""
+    lacking = [content for content in ("model", "optimizer", "state") if content not in manifest.held]
+    if lacking == ["optimizer"] and manifest.info.optimizer is not None:
+        return  # saved before the first step, when an optimizer has no tensors yet
+    if lacking:
+        raise CheckpointError(
+            f"{path} holds {', '.join(manifest.held) or 'nothing'}, but not {' and '.join(lacking)}:"
+            " no run can go on from it (trainer.checkpoint_contents)",
+            "Start another run with its weights: name it as model.path, with another trainer.output_dir.",
+        )
 
 
 def identity(info: CheckpointInfo) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from engines import checkpoint
 from engines.checkpoint import CheckpointInfo
+from engines.checkpoint_folder.identity import check_goes_on
 from engines.contract import EngineContext, Part
 from engines.determinism import rng_state, set_rng_state
 from engines.errors import CheckpointError
@@ -63,6 +64,7 @@ def load_engine(path: str | os.PathLike[str], hook: Any, ctx: EngineContext, inf
     is changed.
     """
     found = checkpoint.open(os.fspath(path))
+    check_goes_on(found.path, found.manifest)
     differences = checkpoint.compare(found.info, info)
     if differences:
         raise CheckpointError(f"{found.path} belongs to another run:\n  " + "\n  ".join(differences))

@@ -36,13 +36,30 @@ class ModelFolder:
         return config.is_file() and bool(read_object(config).get("chat_template"))
 
 
-def inspect_model(folder: Path) -> ModelFolder:
-    """Look at what model.path names. Raises `ModelError`, `CheckpointError`, naming the file, where it can't load."""
+def inspect_model(folder: Path, model_type: str) -> ModelFolder:
+    """Look at what model.path names. Raises `ModelError`, `CheckpointError`, naming the file, where it can't load.
+
+    `model_type`: what it shall become; a value model has no head to become a language model.
+    """
     config = read_config(folder)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"{folder / CONFIG} names no model_type, so nobody knows which model it is")
     checkpoint = _find_weights(folder)
+    if model_type == "language_model" and (kind := _other_head(config, checkpoint)):
+        raise ModelError(
+            f"model.path: {folder} holds {kind}, which has no head for the next token",
+            "Only a value model can be made of it. Name the language model that it was trained from.",
+        )
     return ModelFolder(folder, _vocab_size(config, folder / CONFIG), checkpoint)
+
+
+def _other_head(config: dict[str, Any], checkpoint: CheckpointInfo | None) -> str | None:
+    """What the weights are, if by name they aren't a language model's."""
+    if checkpoint is not None:
+        return "a value model" if checkpoint.model_type == "value_model" else None
+    named = config.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    return f"a {name}" if name.endswith(("ForSequenceClassification", "ForTokenClassification")) else None
 
 
 def _vocab_size(config: dict[str, Any], file: Path) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.checkpoint_folder import MANIFEST, STATE, is_checkpoint, steps
+from engines.checkpoint_folder import MANIFEST, is_checkpoint, read_manifest
+from engines.checkpoint_folder.faults import faults
+from engines.checkpoint_folder.store import CheckpointStore, checkpoint_number
 from engines.errors import CheckpointError, ConfigError, did_you_mean
 
 
@@ -72,8 +74,8 @@ class OutputFolder:
         return self.checkpoints / f"step-{step}"
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that have a manifest, ascending; `CheckpointStore`, with torch, looks closer."""
-        return [step for step in steps(self.checkpoints) if step]
+        """Steps of the complete checkpoints, ascending."""
+        return [step for step in CheckpointStore(self.checkpoints).steps() if step]
 
     def holds_run(self) -> bool:
         """Whether a run has written here."""
@@ -134,9 +136,10 @@ class OutputFolder:
                 "Move it away, choose another trainer.output_dir, or set trainer.export=false.",
             )
 
-    def start(self, resume: str, total_steps: int, complete: Iterable[int] | None = None) -> Start:
-        """Where a run of `total_steps` begins, by `trainer.resume`; `complete`: steps of usable checkpoints, if
-        somebody looked closer than `steps`. Raises `ConfigError`, `CheckpointError`.
+    def start(self, resume: str, total_steps: int) -> Start:
+        """Where a run of `total_steps` begins, by `trainer.resume` and by what is complete on disk.
+
+        Raises `ConfigError`, and `CheckpointError` where it would begin before a damaged checkpoint.
         """
         match resume:
             case "never":
@@ -147,7 +150,8 @@ class OutputFolder:
                     )
                 return Start(None, 0, finished=False)
             case "auto":
-                step = max(self.steps() if complete is None else complete, default=0)
+                self._refuse_damage()
+                step = max(self.steps(), default=0)
                 return self._start(self.checkpoint(step) if step else None, step, total_steps)
             case path:
                 checkpoint = Path(path).expanduser()
@@ -157,19 +161,37 @@ class OutputFolder:
 
     def _start(self, checkpoint: Path | None, step: int, total_steps: int) -> Start:
         finished = self.finished_step()
-        if finished is not None and finished >= total_steps:
-            return Start(checkpoint, finished, finished=True)
         if finished is not None and step == 0:
             raise ConfigError(
                 f"{self.path} holds a finished run of {finished} steps, but none of its checkpoints",
-                "Choose another trainer.output_dir, or start from its export with model.path.",
+                f"Its checkpoints are needed to go on, and to know that it is done: put them back, or choose another"
+                f" trainer.output_dir. {self._say_export()}".rstrip(),
             )
+        if finished is not None and finished >= total_steps and step >= finished:
+            return Start(checkpoint, finished, finished=True)
         if step > total_steps:
             raise ConfigError(
                 f"{checkpoint} is {step} steps old, and this run shall have {total_steps}",
                 "Raise trainer.steps (or epochs), or choose another trainer.output_dir.",
             )
         return Start(checkpoint, step, finished=False)
+
+    def _say_export(self) -> str:
+        there = (self.export / "config.json").is_file()
+        return f"Its export is {self.export}, from which model.path can start another run." if there else ""
+
+    def _refuse_damage(self) -> None:
+        """Going on from before a damaged checkpoint would write over it; whether it is lost is the user's to say."""
+        listing = CheckpointStore(self.checkpoints).listing()
+        latest = max(listing.complete, default=0)
+        damaged = {path: why for path, why in listing.damaged.items() if checkpoint_number(path) > latest}
+        if damaged:
+            names = ", ".join(path.name for path in damaged)
+            onward = f"goes on from {listing.complete[latest].name}" if latest else "starts afresh"
+            raise CheckpointError(
+                "\n".join(damaged.values()),
+                f"Restore {names} from a copy, or move it away: the same command then {onward}.",
+            )
 
     def _check_nothing_later(self, checkpoint: Path, step: int) -> None:
         """A run that goes on from an older point would leave two futures in one folder."""
@@ -213,7 +235,7 @@ class OutputFolder:
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """Steps done at a checkpoint. Raises `CheckpointError` if it isn't a complete one."""
+    """Steps done at a checkpoint. Raises `CheckpointError` if it is incomplete, or lacks a file or a part of one."""
     manifest = checkpoint / MANIFEST
     if not checkpoint.is_dir():
         hint = did_you_mean(checkpoint.name, ("auto", "never")) if len(checkpoint.parts) == 1 else ""
@@ -222,10 +244,11 @@ def checkpoint_step(checkpoint: Path) -> int:
         inner = OutputFolder(checkpoint).steps() or OutputFolder(checkpoint.parent).steps()
         complete = f"Complete ones: {', '.join(f'step-{step}' for step in inner)}." if inner else None
         raise CheckpointError(f"trainer.resume: {checkpoint} is not a complete checkpoint: no {MANIFEST}", complete)
-    try:
-        return int(json.loads(manifest.read_bytes())["info"]["step"])
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{manifest} is damaged: it doesn't say how many steps were done") from None
+    found = read_manifest(checkpoint)
+    damage = faults(checkpoint, found, checksums=False)
+    if damage:
+        raise CheckpointError("\n".join(f"trainer.resume: {line}" for line in damage))
+    return found.info.step
 
 
 def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
@@ -235,16 +258,6 @@ def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{place}{key}.")
         else:
             yield f"{place}{key}", value
-
-
-def checkpoint_settings(checkpoint: Path) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
-    """Engine, optimizer settings and run state of a checkpoint; None where only a closer look can say."""
-    try:
-        info = json.loads((checkpoint / MANIFEST).read_bytes())["info"]
-        run = json.loads((checkpoint / STATE).read_bytes())["run"]
-        return str(info["backend"]), dict(info["optimizer"]), dict(run)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 from engines.agreement import Peers
 from engines.checkpoint import CheckpointStore
-from engines.checkpoint_folder.store import checkpoint_number
-from engines.errors import CheckpointError
 from engines.launch import Rank
 from engines.recipes.data import Samples, read_samples
 from engines.recipes.data.tokenizing import tokenize_with_folder
@@ -74,7 +72,7 @@ class _Data:
 
 
 def _read_data(recipe: SFTRecipe) -> _Data:
-    model = inspect_model(model_dir(recipe))
+    model = inspect_model(model_dir(recipe), MODEL_TYPE)
     limits = data_limits(recipe, model.vocab_size)
     tokenize = tokenize_with_folder(model.path)
 
@@ -86,33 +84,16 @@ def _read_data(recipe: SFTRecipe) -> _Data:
 
 def _find_start(recipe: SFTRecipe, folder: OutputFolder, steps: int) -> tuple[Start, list[str]]:
     """Where to begin, and what was found on the way. The first rank alone, which holds the folder's lock."""
-    store = CheckpointStore(folder.checkpoints)
-    if recipe.trainer.resume == "auto":
-        _refuse_damage(store)
-    start = folder.start(recipe.trainer.resume, steps, store.steps())
+    start = folder.start(recipe.trainer.resume, steps)
     if start.finished:
         return start, []
-    notes = store.clean_up()
-    start = folder.start(recipe.trainer.resume, steps, store.steps())
+    notes = CheckpointStore(folder.checkpoints).clean_up()
+    start = folder.start(recipe.trainer.resume, steps)
     if start.checkpoint is not None:
         notes.append(f"going on from {start.checkpoint}")
     elif folder.metrics.exists():
         notes.append(f"{folder.path} holds metrics of a run that left no checkpoint: starting afresh")
     return start, notes
-
-
-def _refuse_damage(store: CheckpointStore) -> None:
-    """Going on from before a damaged checkpoint would write over it; whether it is lost is the user's to say."""
-    listing = store.listing()
-    latest = max(listing.complete, default=0)
-    damaged = {path: why for path, why in listing.damaged.items() if checkpoint_number(path) > latest}
-    if damaged:
-        names = ", ".join(path.name for path in damaged)
-        onward = f"goes on from {listing.complete[latest].name}" if latest else "starts afresh"
-        raise CheckpointError(
-            "\n".join(damaged.values()),
-            f"Restore {names} from a copy, or move it away: the same command then {onward}.",
-        )
 
 
 def _trace(worker: TrainingWorker, folder: OutputFolder, rank: Rank) -> None:
