@@ -16,7 +16,7 @@ PLUGINS = sorted(path for path in ROOT.glob("plugins/*/src/engines_*") if path.i
 
 FLOORS = {
     0: """availability capabilities choosing devices discovery durable errors loading manifest process registry
-          requirements selection""",
+          requirements selection torch_extensions""",
     1: """batch checkpoint_folder config configuring contract model_folder""",
     2: """agreement checkpoint determinism device_services engine losses microbatch models optimizer process_group
           tracing versions weights""",

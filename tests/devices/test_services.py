@@ -20,7 +20,9 @@ def serve(name: str) -> None:
     state = services.rng_state()
     host = torch.get_rng_state()
     drawn = torch.rand(5, device=device)
-    assert services.is_accelerator == torch.equal(torch.get_rng_state(), host), "a generator of its own, or the host's"
+    assert services.is_accelerator == torch.equal(torch.get_rng_state(), host), (
+        "a generator of its own, or the host's"
+    )
     assert not torch.equal(torch.rand(5, device=device), drawn)
     services.set_rng_state(state)
     assert torch.equal(torch.rand(5, device=device), drawn)

@@ -2,7 +2,7 @@
 
 `cpu` is always present. Another device is present if (first answer wins)
 
-1. torch, when something has already imported it and it knows the device, says so or not;
+1. torch, when something has already imported it and it knows the device (by another name than `cpu`), says so or not;
 2. the variable that hides devices (`CUDA_VISIBLE_DEVICES`, ...) is empty or -1: it is not;
 3. `ENGINES_DEVICE` names it;
 4. one of its device nodes exists.
@@ -40,6 +40,8 @@ class DeviceSpec:
     """The environment variable that hides devices from a process."""
     torch_device: str
     """Its type in `torch.device`."""
+    toolkit: str | None = None
+    """What to do where the module is installed, but not what the vendor's libraries in it are built on."""
 
 
 CPU = DeviceSpec("cpu", 0, (), "torch", "gloo", None, "cpu")
@@ -61,6 +63,7 @@ NPU = DeviceSpec(
     dist_backend="hccl",
     visible_devices_env="ASCEND_RT_VISIBLE_DEVICES",
     torch_device="npu",
+    toolkit="Install CANN, Ascend's toolkit, and source its set_env.sh in the shell that starts this.",
 )
 
 BUILT_IN: Final[Mapping[str, DeviceSpec]] = {spec.name: spec for spec in (CUDA, NPU, CPU)}
@@ -111,6 +114,8 @@ def check_known(name: str, known: Iterable[str], asked_by: str) -> None:
 
 def _ask_imported_torch(spec: DeviceSpec) -> Presence | None:
     """What an already imported torch says; None if it is not imported or does not know the device."""
+    if spec.torch_device == CPU.name:  # which torch always knows: that says nothing of what stands behind it
+        return None
     torch = sys.modules.get("torch")
     services = getattr(torch, spec.torch_device, None)
     is_available = getattr(services, "is_available", None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from engines.cli.extensions import ExtensionState, examine_extensions
 from engines.devices import Presence, presence
 from engines.errors import BrokenPlugin, EnginesError
 from engines.registry import Candidate, registry
@@ -26,18 +27,22 @@ def doctor(load_all: bool, as_json: bool) -> int:
     An engine whose device or requirements are missing here is unavailable, not broken.
     """
     devices = {spec.name: presence(spec) for spec in registry.devices().values()}
+    extensions = examine_extensions()
     states = {one: registry.availability(one) for one in registry.candidates()}
-    broken = [one.error() for one in registry.broken()] + _broken_here(states)
-    loaded, unloadable = _load_all(states) if load_all else ([], [])
+    broken_torch = [error for one in extensions if (error := one.broken())]
+    broken = broken_torch + [one.error() for one in registry.broken()] + _broken_here(states)
+    loaded, unloadable = _load_all(states) if load_all and not broken_torch else ([], [])
     broken += unloadable
+    if load_all and broken_torch:
+        click.echo("No engine was loaded, since what torch or transformers imports is broken.", err=True)
     absent = {name for name, found in devices.items() if not found.present}
     hindered = {
         one: state for one, state in states.items() if state.status == "unavailable" and one.device not in absent
     }
     if as_json:
-        click.echo(json.dumps(_report(devices, hindered, loaded, broken), indent=2))
+        click.echo(json.dumps(_report(devices, extensions, hindered, loaded, broken), indent=2))
     else:
-        _print(devices, hindered, loaded, broken)
+        _print(devices, extensions, hindered, loaded, broken)
     return 1 if broken else 0
 
 
@@ -77,18 +82,25 @@ def _as_broken(one: Candidate, error: EnginesError) -> BrokenPlugin:
 
 
 def _print(
-    devices: dict[str, Presence], hindered: States, loaded: list[Candidate], broken: list[BrokenPlugin]
+    devices: dict[str, Presence],
+    extensions: list[ExtensionState],
+    hindered: States,
+    loaded: list[Candidate],
+    broken: list[BrokenPlugin],
 ) -> None:
     click.echo(f"engines-core {_core_version()}, Python {platform.python_version()}")
     for name, found in devices.items():
         looked_for = f" ({', '.join(found.looked_for)})" if found.looked_for else ""
         click.echo(f"  device  {name:<8} {'present' if found.present else 'absent '}  {found.how}{looked_for}")
+    for state in extensions:
+        found_to = "works" if state.error is None else f"cannot be imported: {state.error}"
+        click.echo(f"  torch   {state.extension.name:<8} {found_to}")
     owners = {(one.plugin, f"{one.distribution} {one.version}"): one.manifest for one in registry.candidates()}
     for (id, owner), manifest in owners.items():
         click.echo(f"  plugin  {id:<8} {owner}  {manifest}")
-        for one, state in hindered.items():
+        for one, availability in hindered.items():
             if one.plugin == id:
-                click.echo(f"          {one.backend} on {one.device}: {state.reason}; {state.remedy}")
+                click.echo(f"          {one.backend} on {one.device}: {availability.reason}; {availability.remedy}")
     for one in loaded:
         click.echo(f"  loaded  {one.backend:<8} {one.engine}")
     for error in broken:
@@ -97,7 +109,11 @@ def _print(
 
 
 def _report(
-    devices: dict[str, Presence], hindered: States, loaded: list[Candidate], broken: list[BrokenPlugin]
+    devices: dict[str, Presence],
+    extensions: list[ExtensionState],
+    hindered: States,
+    loaded: list[Candidate],
+    broken: list[BrokenPlugin],
 ) -> dict[str, Any]:
     keys = ("distribution", "entry_point", "file", "cause", "remedy")
     return {
@@ -107,6 +123,10 @@ def _report(
         "devices": [
             {"name": name, "present": found.present, "how": found.how, "looked_for": list(found.looked_for)}
             for name, found in devices.items()
+        ],
+        "torch_extensions": [
+            {"name": one.extension.name, "distribution": one.extension.distribution, "error": one.error}
+            for one in extensions
         ],
         "plugins": sorted({one.plugin for one in registry.candidates()}),
         "unavailable": [

@@ -11,6 +11,7 @@ from typing import Any
 
 from engines.launch.heartbeat import Heartbeat
 from engines.launch.stopping import StopRequest
+from engines.torch_extensions import check_torch
 
 
 class RunFailed(RuntimeError):
@@ -62,7 +63,8 @@ class Rank:
 
 
 def run_target(job: Job, rank: Rank) -> int:
-    """Call the job's function; returns the exit code."""
+    """Call the job's function; returns the exit code. It is the first to import torch."""
+    check_torch()
     module, _, name = job.target.partition(":")
     function: Callable[[Mapping[str, Any], Rank], int] = getattr(import_module(module), name)
     return function(job.payload, rank)

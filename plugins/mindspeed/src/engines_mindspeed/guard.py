@@ -6,6 +6,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+from engines.devices import NPU
 from engines.discovery import find_module
 from engines.discovery.metadata import installed
 from engines.errors import LaunchError
@@ -100,7 +101,7 @@ def _import_torch_npu() -> None:
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: torch, which loads it by itself
         raise LaunchError(
             f"torch_npu is installed, but what it is built on cannot be loaded: {error}",
-            "Install its toolkit, CANN, and source CANN's set_env.sh in the shell that starts this.",
+            NPU.toolkit,
         ) from error
 
 
