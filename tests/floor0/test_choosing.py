@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from engines.devices import BUILT_IN, DeviceSpec
+from engines.devices import BUILT_IN, DeviceSpec, presence
 from engines.errors import ConfigError, EngineNotFound, LaunchError
 from engines.registry import EngineFields, Registry
 
@@ -48,6 +51,15 @@ class TestDevice:
     @pytest.mark.parametrize(("backend", "device"), [("wide", "faster"), ("slow", "fast"), ("plain", "cpu")])
     def test_the_highest_ranked_that_is_supported(self, registry: Registry, backend: str, device: str) -> None:
         assert registry.resolve("language_model", backend).device == device
+
+    def test_torch_says_nothing_of_a_device_on_host_memory(
+        self, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It always knows the CPU, so a process that has imported torch must not choose otherwise than one before."""
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cpu=SimpleNamespace(is_available=lambda: True)))
+        assert not presence(FAST).present
+        monkeypatch.setenv("ENGINES_DEVICE", "fast")
+        assert presence(FAST).present
 
     def test_hidden_devices_are_not_present(self, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
         for hidden in ("", "-1", " "):

@@ -23,6 +23,7 @@ REFERENCE: Final[EngineFields] = {
     "backend": "reference",
     "model_type": ("language_model", "value_model"),
     "device": "cpu",
+    "priority": 0,  # never taken where nobody names it
     "engine": "engines.testing.reference.engine:ReferenceEngine",
     "config": "engines.testing.reference.config:ReferenceConfig",
     "capabilities": ("export", "entropy", "deterministic", "offload"),

@@ -1,4 +1,4 @@
-"""Settings of the reference engine beside those that all engines share; imports no torch."""
+"""Settings of the engine beside those that all engines share; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference behind the engines contract: plain transformers in one process."""
+"""Plain transformers in one process, behind the engines contract."""
 
 from __future__ import annotations
 
