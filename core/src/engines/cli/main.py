@@ -29,6 +29,7 @@ COMMANDS = {
     "doctor": ("engines.cli.doctor:doctor", "Find what is broken among the installed plugins."),
     "schema": ("engines.cli.schema:schema", "JSON Schema of the manifest, a recipe or an engine's settings."),
     "train": ("engines.cli.train:train", "Train as a recipe says."),
+    "new": ("engines.cli.new:new", "Begin a plugin, which passes the conformance kit as it is."),
 }
 """Name, where the command is, and its line of help; nothing is imported until it is called."""
 
