@@ -35,7 +35,7 @@ def families() -> list[Any]:
 def filled(source: WeightsReader) -> PackedCausalLM:
     model = build_causal_lm(source.path)
     model.materialize("cpu")
-    plan = load_plan(model, source)
+    plan = load_plan(model.model, source)
     with torch.no_grad():
         for name, weight in model.named_weights():
             weight.copy_(plan[name].read([0] * weight.dim(), weight.shape))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engines.checkpoint.convert import convert
 from engines.errors import CheckpointError
 from engines.losses import SFTLoss
 from engines.testing.samples import mini_batches
@@ -85,6 +86,16 @@ def test_from_checkpoint_to_checkpoint_to_export(trained: Path, world: Any, tmp_
     found = world(1)(start, tmp_path / "step-3", {})[0]
     expected = world(1)(start, tmp_path / "export", {})[0]
     assert torch.equal(found[0], expected[0])
+
+
+def test_converted_it_is_the_export_to_the_byte(trained: Path, tmp_path: Path) -> None:
+    """Without a run, and without the engine."""
+    convert(trained / "step-2", tmp_path / "model")
+    assert contents(tmp_path / "model") == contents(trained / "export")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def start_and_lose(source: Path, target: Path) -> None:

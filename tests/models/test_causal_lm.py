@@ -36,7 +36,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PackedCausal
             folders[family] = tiny_folder(tmp_path_factory.mktemp("tiny"), family)
         model = build_causal_lm(folders[family])
         model.materialize("cpu")
-        plan = load_plan(model, PretrainedFolder(folders[family]))
+        plan = load_plan(model.model, PretrainedFolder(folders[family]))
         with torch.no_grad():
             for name, weight in model.named_weights():
                 weight.copy_(plan[name].read([0] * weight.dim(), weight.shape))

@@ -29,7 +29,7 @@ def families() -> list[Any]:
 def filled(folder: Path) -> PackedCausalLM:
     model = build_causal_lm(folder)
     model.materialize("cpu")
-    plan = load_plan(model, PretrainedFolder(folder))
+    plan = load_plan(model.model, PretrainedFolder(folder))
     with torch.no_grad():
         for name, weight in model.named_weights():
             weight.copy_(plan[name].read([0] * weight.dim(), weight.shape))
@@ -81,7 +81,7 @@ def test_a_folder_of_several_files_is_read_alike(tmp_path: Path) -> None:
 def test_bfloat16_weights_fill_a_float32_model(tmp_path: Path) -> None:
     folder = tmp_path / "bf16"
     tiny_model("qwen3_moe").bfloat16().save_pretrained(folder)
-    plan = load_plan(build_causal_lm(folder), PretrainedFolder(folder))
+    plan = load_plan(build_causal_lm(folder).model, PretrainedFolder(folder))
     assert {source.read([0], [1]).dtype for source in plan.values() if len(source.shape) == 1} == {torch.bfloat16}
     assert all(weight.dtype == torch.float32 for _, weight in filled(folder).named_weights())
 
@@ -90,7 +90,7 @@ def test_bfloat16_weights_fill_a_float32_model(tmp_path: Path) -> None:
 def test_any_block_of_a_weight_can_be_read_alone(tmp_path: Path, family: str) -> None:
     folder = tiny_folder(tmp_path, family)
     model = filled(folder)
-    plan = load_plan(model, PretrainedFolder(folder))
+    plan = load_plan(model.model, PretrainedFolder(folder))
     for name, weight in model.named_weights():
         assert plan[name].shape == weight.shape
         for offset, shape in blocks(weight.shape):
@@ -113,7 +113,7 @@ def blocks(shape: torch.Size) -> list[tuple[list[int], list[int]]]:
 
 def test_a_rank_reads_only_its_own_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = PretrainedFolder(tiny_folder(tmp_path, "qwen3_moe"))
-    plan = load_plan(build_causal_lm(folder.path), folder)
+    plan = load_plan(build_causal_lm(folder.path).model, folder)
     read: list[str] = []
     original = PretrainedFolder.read
     monkeypatch.setattr(
@@ -163,12 +163,12 @@ def test_a_tied_head_with_other_values_is_refused(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path, "llama_tied")
     rewrite(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}))
     with pytest.raises(ModelError, match=r"ties lm_head.weight to model.embed_tokens.weight.*other values"):
-        load_plan(build_causal_lm(folder), PretrainedFolder(folder))
+        load_plan(build_causal_lm(folder).model, PretrainedFolder(folder))
 
 
 def faults(folder: Path) -> str:
     with pytest.raises(ModelError) as caught:
-        load_plan(build_causal_lm(folder), PretrainedFolder(folder))
+        load_plan(build_causal_lm(folder).model, PretrainedFolder(folder))
     return str(caught.value)
 
 

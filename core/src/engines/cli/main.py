@@ -28,6 +28,7 @@ COMMANDS = {
     "why": ("engines.cli.why:why", "Which engine a backend means here, and why."),
     "doctor": ("engines.cli.doctor:doctor", "Find what is broken among the installed plugins."),
     "schema": ("engines.cli.schema:schema", "JSON Schema of the manifest, a recipe or an engine's settings."),
+    "checkpoint": ("engines.cli.checkpoint:checkpoint", "List, show, verify and convert checkpoints."),
     "train": ("engines.cli.train:train", "Train as a recipe says."),
     "new": ("engines.cli.new:new", "Begin a plugin, which passes the conformance kit as it is."),
 }

@@ -26,26 +26,14 @@ def train(recipe: tuple[str, ...]) -> int:
 
     Ctrl-C or SIGTERM: the step is finished, a checkpoint saved, and the same command goes on from there.
     """
+    from engines.cli.packages import check_packages
     from engines.errors import ConfigError
     from engines.recipes.layering import split_arguments
 
-    _check_packages()
+    check_packages("training")
     from engines.recipes.sft.train import train as train_sft
 
     files, overrides = split_arguments(recipe)
     if not files:
         raise ConfigError("no recipe file is given, only overrides", "engines train RECIPE.yaml KEY=VALUE ...")
     return train_sft(files, overrides)
-
-
-def _check_packages() -> None:
-    """Raise `ConfigError` where core was installed without what training needs."""
-    from engines.errors import ConfigError
-    from engines.requirements import unmet
-
-    missing = unmet("engines-core", "train")
-    if missing:
-        raise ConfigError(
-            f"training needs {', and '.join(map(str, missing))}",
-            "pip install 'engines-core[train]'; the distribution of any engine brings them too",
-        )

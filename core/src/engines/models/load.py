@@ -6,34 +6,34 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from engines.models.conversion import Sources, WeightSource, weight_sources
+from engines.models.export import named_weights
 from engines.models.fitting import check_fit, keep_one_of_tied
 
 if TYPE_CHECKING:
-    from engines.models.causal_lm import PackedCausalLM
     from engines.weights import WeightsReader
 
 
-def load_plan(model: PackedCausalLM, folder: WeightsReader) -> dict[str, WeightSource]:
-    """A source for every weight that `model.named_weights` names.
+def load_plan(model: Any, folder: WeightsReader) -> dict[str, WeightSource]:
+    """A source for every weight of a transformers `model` that `named_weights` names.
 
     Called on every rank, before or after sharding; reads headers only. In a checkpoint, names may be the model's own
     or those of its Hugging Face folder. Raises `ModelError` naming keys that are missing, unexpected or of another
     shape, and a tied weight that the folder holds twice with other values.
     """
-    weights = dict(model.named_weights())
-    groups, unexpected = _assign(model.model, folder)
+    weights = dict(named_weights(model))
+    groups, unexpected = _assign(model, folder)
     plan: dict[str, WeightSource] = {}
     for sources in groups.values():
-        plan |= weight_sources(model.model, folder, sources)
-    for copy, kept in model.model.all_tied_weights_keys.items():
+        plan |= weight_sources(model, folder, sources)
+    for copy, kept in model.all_tied_weights_keys.items():
         if copy not in weights:
             keep_one_of_tied(plan, kept=kept, copy=copy, path=folder.path)
-    ignored = model.model._keys_to_ignore_on_load_unexpected or ()
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
     check_fit(
         plan,
         {name: tuple(weight.shape) for name, weight in weights.items()},
         (key for key in unexpected if not any(re.search(pattern, key) for pattern in ignored)),
-        model=type(model.model).__name__,
+        model=type(model).__name__,
         path=folder.path,
     )
     return {name: plan[name] for name in weights}

@@ -20,7 +20,7 @@ def load_pretrained(model: PackedCausalLM, path: str | Path) -> None:
     """
     folder = open_weights(path)
     try:
-        sources = load_plan(model, folder)
+        sources = load_plan(model.model, folder)
         for name, weight in model.named_weights():
             block = local_shard(name, weight)
             if block.tensor.numel():
