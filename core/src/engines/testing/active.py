@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import pytest
 
 from engines.testing.clause import clause_of
 from engines.testing.collecting import REPORT, Chapter, subject_of
-from engines.testing.layouts import SINGLE
+from engines.testing.layouts import SINGLE, Layout
 from engines.testing.report import Report
 
 FEW = 3
@@ -22,17 +22,19 @@ class Active:
         self.report = config.stash[REPORT] = Report()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """`layout`: every layout of the engine; `some_layout`: a few; `parallel_layout`: a few of several ranks."""
+        """`layout`: every layout of the engine; `some_layout`: a few; `parallel_layout`: a few of several ranks;
+        `any_model`: every model that it builds.
+        """
         if not isinstance(metafunc.definition.getparent(pytest.Module), Chapter):
             return
         subject = subject_of(metafunc.definition)
-        several = sorted(
-            (one for one in subject.layouts if one.processes > 1), key=lambda one: (one.processes, -len(one.needs))
-        )
+        several = _diverse([one for one in subject.layouts if one.processes > 1])
         if "layout" in metafunc.fixturenames:
             metafunc.parametrize("layout", subject.layouts, ids=str)
         if "some_layout" in metafunc.fixturenames:
             metafunc.parametrize("some_layout", [SINGLE, *several[: FEW - 1]], ids=str)
+        if "any_model" in metafunc.fixturenames:
+            metafunc.parametrize("any_model", [*subject.families, *subject.mixtures])
         if "parallel_layout" in metafunc.fixturenames:
             metafunc.parametrize("parallel_layout", several[:FEW], ids=str)
 
@@ -51,3 +53,14 @@ class Active:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """What is proven, refused and not applicable."""
         self.report.write(terminalreporter)
+
+
+def _diverse(layouts: Sequence[Layout]) -> list[Layout]:
+    """The layouts, those first that bring most capabilities which none before them has."""
+    left, ordered, seen = list(layouts), list[Layout](), set[str]()
+    while left:
+        best = max(left, key=lambda one: (len(one.needs - seen), -one.processes))
+        left.remove(best)
+        ordered.append(best)
+        seen |= best.needs
+    return ordered
