@@ -35,7 +35,8 @@ class Suite(pytest.Collector):
         if self._subject is None:
             with tempfile.TemporaryDirectory() as scratch:
                 self._subject = find(self.asked, Path(scratch))
-                _ = self._subject.layouts, self._subject.mixtures  # while their folders are there
+                # while the folders are there that its config may want to read
+                _ = self._subject.families, self._subject.mixtures, self._subject.layouts
             report_of(self.config).add(self._subject)
         return self._subject
 
