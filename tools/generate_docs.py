@@ -24,6 +24,7 @@ from documenting.commands import command_output, commands_help
 from documenting.decisions import decision_list
 from documenting.manifest import manifest_tables
 from documenting.public_api import public_api
+from documenting.scaffold import scaffold
 from documenting.settings import settings_tables
 from documenting.sources import docstring, source
 
@@ -37,6 +38,7 @@ WRITERS: dict[str, Callable[..., str]] = {
     "engines": capability_matrix,
     "manifest": manifest_tables,
     "output": command_output,
+    "scaffold": scaffold,
     "settings": settings_tables,
     "source": source,
 }

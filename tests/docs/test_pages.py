@@ -14,7 +14,6 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from engines.cli.main import COMMANDS
 from engines.engine.binding import HOOKS
 from engines.manifest import Manifest
 from engines.recipes.sft.loading import build_recipe
@@ -35,13 +34,6 @@ def blocks(language: str, text: str = README) -> list[str]:
 def test_readme_starts_with_the_two_commands() -> None:
     commands = re.findall(r"^make \S+", README[: README.index("\n## ")], re.MULTILINE)
     assert commands == ["make demo", "make test"]
-
-
-def test_named_commands_exist() -> None:
-    named = set(re.findall(r"`engines ([a-z]+)[ `]", EVERYTHING)) | set(
-        re.findall(r"\$ engines ([a-z]+)", EVERYTHING)
-    )
-    assert named <= set(COMMANDS)
 
 
 def test_named_make_targets_exist() -> None:
@@ -72,7 +64,8 @@ def test_keys_that_are_set_in_prose_exist() -> None:
         parts = recipe.model_dump().items()
         keys |= {f"{name}.{key}" for name, part in parts if isinstance(part, dict) for key in part}
     keys |= {f"engine.{key}" for key in MindSpeedConfig.model_fields}  # of a device that is absent
-    named = set(re.findall(r"\b([a-z]+\.[a-z_]+)[=:] ?[\w\[]", EVERYTHING))
+    by_hand = re.sub(r"<!-- generated: .*?<!-- until here -->", "", EVERYTHING, flags=re.DOTALL)
+    named = set(re.findall(r"\b([a-z]+\.[a-z_]+)[=:] ?[\w\[]", by_hand))
     assert named - {"package.module"} <= keys
 
 
@@ -86,12 +79,6 @@ def test_readme_shows_what_list_prints() -> None:
     if any(row["device"] != "cpu" and row["status"] == "available" for row in rows):
         pytest.skip("the README shows a machine without accelerators")
     assert run() == README.partition("$ engines list\n")[2].partition("```")[0]
-
-
-def test_readme_names_what_engines_exports() -> None:
-    code = blocks("python")[0]
-    compile(code, "README.md", "exec")
-    exec(code.splitlines()[0], {})
 
 
 def test_readme_manifest_is_valid() -> None:

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 
 import click
@@ -18,23 +19,31 @@ WIDTH = 88
 
 def commands_help() -> str:
     """Every command with its help, without the keys of recipes, which have a page of their own."""
-    return "\n".join(f"## engines {name}\n\n```text\n{help_text(name)}```\n" for name in COMMANDS)
+    return "\n".join(
+        f"{'#' * len(ctx.command_path.split())} {ctx.command_path}\n\n```text\n{help_text(ctx)}```\n"
+        for ctx in every_command()
+    )
 
 
-def command(name: str) -> click.Command:
-    """The click command of that name."""
-    module, _, attribute = COMMANDS[name][0].partition(":")
-    found: click.Command = getattr(import_module(module), attribute)
-    return found
+def every_command() -> Iterator[click.Context]:
+    """A context of every command, each group before the commands in it."""
+    top = click.Context(engines, info_name="engines", help_option_names=["-h", "--help"], terminal_width=WIDTH)
+    for name in COMMANDS:
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        yield from _with_inner(getattr(import_module(module), attribute), name, top)
 
 
-def help_text(name: str) -> str:
+def _with_inner(one: click.Command, name: str, parent: click.Context) -> Iterator[click.Context]:
+    ctx = click.Context(one, info_name=name, parent=parent)
+    yield ctx
+    for inner, command in getattr(one, "commands", {}).items():
+        yield from _with_inner(command, inner, ctx)
+
+
+def help_text(ctx: click.Context) -> str:
     """Usage, text and options of a command."""
-    one = command(name)
-    group = click.Context(engines, info_name="engines", help_option_names=["-h", "--help"])
-    ctx = click.Context(one, info_name=name, parent=group, terminal_width=WIDTH)
     formatter = ctx.make_formatter()
-    for part in (one.format_usage, one.format_help_text, one.format_options):
+    for part in (ctx.command.format_usage, ctx.command.format_help_text, ctx.command.format_options):
         part(ctx, formatter)
     return formatter.getvalue()
 

@@ -10,11 +10,10 @@ from typing import Any
 from pydantic import BaseModel
 
 import engines
-from documenting.commands import help_text
+from documenting.commands import every_command, help_text
 from documenting.manifest import TABLES, default
 from engines import contract
 from engines.capabilities import CAPABILITIES
-from engines.cli.main import COMMANDS
 from engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from engines.engine.binding import HOOKS
 from engines.recipes.reference import key_table, row
@@ -43,7 +42,7 @@ def public_api() -> str:
         **{f"engine.toml, {title}": list(_keys(model)) for title, model in TABLES.items()},
         "Capabilities": list(CAPABILITIES),
         "Errors": list(_errors(import_module("engines.errors").EnginesError)),
-        **{f"$ engines {name} --help": help_text(name).splitlines() for name in COMMANDS},
+        **{f"$ {ctx.command_path} --help": help_text(ctx).splitlines() for ctx in every_command()},
     }
     return HEAD + "".join(f"\n{title}\n{_indented(lines)}" for title, lines in sections.items())
 

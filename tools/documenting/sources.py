@@ -14,8 +14,14 @@ def source(path: str, *names: str) -> str:
     """A file, or what `names` (`function`, `Class`, `Class.method`) define in it, in that order."""
     file = ROOT / path
     text = file.read_text()
-    shown = "\n\n".join(_definition(text, name, path) for name in names) if names else text.strip("\n")
-    return f"```{LANGUAGES[file.suffix]}\n{shown}\n```\n"
+    shown = "\n\n".join(_definition(text, name, path) for name in names) if names else text
+    return fenced(shown, file.suffix)
+
+
+def fenced(text: str, suffix: str, title: str = "") -> str:
+    """A block of code in the language of files with that suffix."""
+    named = f' title="{title}"' if title else ""
+    return f"```{LANGUAGES[suffix]}{named}\n{text.strip(chr(10))}\n```\n"
 
 
 def docstring(path: str, part: str = "") -> str:

@@ -1,0 +1,100 @@
+"""What the pages show as code is run, block after block of a page; commands are checked against the CLI.
+
+A block that can't be run stands below `<!-- not run: REASON -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from documenting import ROOT, regions
+from documenting.commands import every_command
+
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text()
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("plugins/*/README.md")))
+}
+GENERATED = re.compile(rf"{regions.MARK}.*?{regions.END}", re.DOTALL)
+BLOCK = re.compile(r"^(<!-- not run: .+ -->\n)?```(\w*)(?: title=\"(.+?)\")?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+RUNNER = ROOT / "tests/docs/run_pages.py"
+
+BEFORE = {
+    "docs/contract.md": """
+from engines import TrainingWorker
+worker = TrainingWorker({"path": "model"}, {"strategy": "fsdp2"})
+engine = worker.engine
+""",
+    "docs/megatron.md": """
+import torch
+from engines import Batch, TrainingWorker
+batch = Batch.from_sequences([{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}])
+returns = torch.ones(3)
+""",
+}
+"""What the prose of a page takes for granted."""
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    """Code that was written by hand and isn't excused."""
+    found = BLOCK.findall(GENERATED.sub("", text))
+    return [code for excused, language, _, code in found if language in languages and not excused]
+
+
+WITH_PYTHON = {page: code for page, text in PAGES.items() if (code := blocks(text, "python"))}
+
+
+@pytest.fixture(scope="module")
+def tracebacks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """What went wrong in each page, all of them run by one process in one folder."""
+    folder = tmp_path_factory.mktemp("pages")
+    pages = {page: {"before": BEFORE.get(page, ""), "blocks": code} for page, code in WITH_PYTHON.items()}
+    asked, answer = folder / "pages.json", folder / "answer.json"
+    asked.write_text(json.dumps(pages))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = [sys.executable, str(RUNNER), str(asked), str(answer)]
+    done = subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str | None] = json.loads(answer.read_text())
+    return found
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_python_of_a_page_runs(page: str, tracebacks: dict[str, str | None]) -> None:
+    assert tracebacks[page] is None, tracebacks[page]
+
+
+KNOWN = {ctx.command_path: ctx for ctx in every_command()}
+COMING = {"verify"}
+"""Commands that pages speak of already."""
+
+
+def commands(text: str) -> list[list[str]]:
+    """Words of every command of ours in a block without a language, and in backticks."""
+    lines = [line for code in blocks(text, "", "console") for line in code.splitlines()]
+    lines += re.findall(r"`(engines [a-z]+(?: [^`]+)?)`", text)
+    found = (re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*engines ([^#]*)", line) for line in lines)
+    return [shlex.split(line[1]) for line in found if line]
+
+
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if commands(text)])
+def test_the_cli_takes_the_commands_that_a_page_shows(page: str) -> None:
+    for name, *words in commands(PAGES[page]):
+        if name in COMING:
+            continue
+        path = f"engines {name}"
+        assert path in KNOWN, path
+        if words and f"{path} {words[0]}" in KNOWN:
+            path = f"{path} {words.pop(0)}"
+        if words and "--help" not in words:
+            KNOWN[path].command.make_context(path, words, parent=KNOWN[path].parent)
+
+
+def test_what_is_coming_has_not_come() -> None:
+    assert not {f"engines {name}" for name in COMING} & set(KNOWN), "take it out of COMING"
