@@ -6,8 +6,8 @@
     def test_something(world):
         assert world(2)(on_rank, 10) == [10, 11]
 
-A call returns every rank's result. If a rank raises, `WorldError` carries the first traceback and the world is
-replaced, since its other ranks may wait in a collective for ever.
+A call returns every rank's result. If a rank raises, `WorldError` carries the first cause and the world is replaced,
+since its other ranks may wait in a collective for ever.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import pickle
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -30,6 +29,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from engines.devices import CPU, DeviceSpec
+from engines.launch.reports import Death, Report, first_cause
 from engines.process import Owner
 from engines.selection import Selection
 
@@ -44,9 +44,18 @@ PRELOAD = (
 """Imported once by the fork server, so that processes of a world start with them in memory. Installed modules only:
 the server of Python 3.11 ignores sys.path, and passes over what it can't import without a word."""
 
+GRACE_S = 1.0
+"""How long the others may still say what was the matter, when a rank has died or has lost its peers."""
+
 
 class WorldError(AssertionError):
     """A rank raised, died, or did not answer in time."""
+
+    def __init__(self, message: str, cause: Report | Death | None = None, last_words: str = "") -> None:
+        """`cause`: None where ranks were silent. `last_words`: the last line that the rank wrote, if it is kept."""
+        super().__init__(message)
+        self.cause = cause
+        self.last_words = last_words
 
 
 class World:
@@ -61,12 +70,14 @@ class World:
         path: Sequence[Path | str] = (),
         preload: Sequence[str] = (),
         setup: Callable[[], None] | None = None,
+        log: Path | None = None,
     ) -> None:
         """Processes start at the first call.
 
         `start`: multiprocessing's way; "spawn" begins with nothing imported. `path`: folders to look in first.
         `preload`: what the fork server imports beside `PRELOAD`; one server serves all worlds of a process, so that
-        the first world's counts. `setup`: called in each process first.
+        the first world's counts. `setup`: called in each process first. `log`: files `log`-0, `log`-1, ... take what
+        the ranks write to standard output and error; None: it goes where that of this process goes.
         """
         self.size = size
         self.device = device
@@ -74,6 +85,7 @@ class World:
         self._path = [str(folder) for folder in path]
         self._preload = (*PRELOAD, *preload)
         self._setup = setup
+        self._log = log
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -109,7 +121,7 @@ class World:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(theirs, rank, self.size, rendezvous, self.device, self._path, self._setup),
+                args=(theirs, rank, self.size, rendezvous, self.device, self._path, self._setup, self._log_of(rank)),
                 daemon=True,
             )
             process.start()
@@ -119,37 +131,64 @@ class World:
 
     def _collect(self, timeout: float) -> list[Any]:
         results: dict[int, Any] = {}
-        failure: str | None = None
+        reports: list[Report] = []
+        deaths: list[Death] = []
+        silent = set(range(self.size))
         deadline = time.monotonic() + timeout
-        while len(results) < self.size and failure is None:
-            open_pipes = [pipe for rank, pipe in enumerate(self._pipes) if rank not in results]
-            ready = wait(open_pipes, timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
-                missing = sorted(set(range(self.size)) - set(results))
-                failure = f"ranks {missing} of {self.size} did not answer within {timeout} s"
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                rank = self._pipes.index(pipe)
-                try:
-                    ok, value = pickle.loads(pipe.recv_bytes())
-                except (EOFError, ConnectionResetError):
-                    self._processes[rank].join(2)
-                    ok, value = False, f"process died with exit code {self._processes[rank].exitcode}"
-                if not ok:
-                    failure = f"rank {rank} of {self.size}: {value}"
-                    break
-                results[rank] = value
-        if failure is not None:
+        while silent and (ready := self._answering(silent, deadline)):
+            for rank in ready:
+                silent.remove(rank)
+                match self._receive(rank):
+                    case Report() as report:
+                        reports.append(report)
+                    case Death() as death:
+                        deaths.append(death)
+                    case (value,):
+                        results[rank] = value
+            if any(report.kind != "peer" for report in reports):
+                break
+            if reports or deaths:
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+        if len(results) < self.size:
+            error = self._error(reports, deaths, f"ranks {sorted(silent)} of {self.size}", f"within {timeout:g} s")
             self.close()
-            raise WorldError(failure)
+            raise error
         return [results[rank] for rank in range(self.size)]
+
+    def _answering(self, ranks: Iterable[int], deadline: float) -> list[int]:
+        """Those of `ranks` that have something to say; none when the time is up."""
+        pipes: dict[Any, int] = {self._pipes[rank]: rank for rank in ranks}
+        return [pipes[pipe] for pipe in wait(list(pipes), timeout=max(0.0, deadline - time.monotonic()))]
+
+    def _receive(self, rank: int) -> Report | Death | tuple[Any]:
+        """What a rank returned, alone in a tuple, or what became of it."""
+        try:
+            answer: Report | tuple[Any] = pickle.loads(self._pipes[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self._processes[rank].join(2)
+            return Death(rank, self._processes[rank].exitcode or 0)
+        return answer
+
+    def _error(self, reports: Sequence[Report], deaths: Sequence[Death], silent: str, within: str) -> WorldError:
+        if not reports and not deaths:
+            return WorldError(f"{silent} did not answer {within}")
+        cause = first_cause(reports, deaths)
+        log = self._log_of(cause.rank)
+        words = log.read_text(errors="replace").strip().splitlines()[-1:] if log is not None and log.exists() else []
+        said = f"rank {cause.rank} of {self.size}: {cause.traceback}" if isinstance(cause, Report) else str(cause)
+        return WorldError(said, cause, *words)
+
+    def _log_of(self, rank: int) -> Path | None:
+        return Path(f"{self._log}-{rank}") if self._log is not None else None
 
 
 class Worlds:
     """The worlds of a session, each made when it is first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, logs: Path | None = None) -> None:
+        """`logs`: a folder for what the ranks write to standard output and error, see `World`."""
         self._worlds: dict[tuple[int, str, Owner | None, str | None], World] = {}
+        self._logs = logs
 
     def get(self, size: int, selection: Selection, setup: str | None = None) -> World:
         """A world of `size` processes for an engine; engines that don't mind share it."""
@@ -161,6 +200,7 @@ class Worlds:
                 selection.device_spec,
                 start="spawn" if alone else "forkserver",
                 setup=partial(set_up, setup) if setup else None,
+                log=self._logs / f"world-{len(self._worlds)}" if self._logs is not None else None,
             )
         return self._worlds[key]
 
@@ -185,7 +225,13 @@ def _serve(
     device: DeviceSpec,
     path: Sequence[str],
     setup: Callable[[], None] | None,
+    log: Path | None,
 ) -> None:
+    if log is not None:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+
     import datetime
 
     import torch
@@ -213,9 +259,10 @@ def _serve(
             job = pipe.recv_bytes()
         except EOFError:
             os._exit(0)
+        answer: Report | tuple[Any]
         try:
             function, args, kwargs = pickle.loads(job)
-            answer = (True, function(*args, **kwargs))
-        except BaseException:  # noqa: BLE001 (it travels to the test)
-            answer = (False, traceback.format_exc())
+            answer = (function(*args, **kwargs),)
+        except BaseException as error:  # noqa: BLE001 (it travels to the caller)
+            answer = Report.of(error, rank)
         pipe.send_bytes(cloudpickle.dumps(answer))
