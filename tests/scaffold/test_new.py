@@ -28,10 +28,12 @@ def make(folder: Path, names: Names, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / names.distribution
 
 
-def run(folder: Path, *words: str) -> None:
+def run(folder: Path, *words: str) -> str:
+    """What a command that must succeed says."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("ENGINES_", "PYTHON"))}
     done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @EACH
@@ -91,16 +93,17 @@ def test_a_name_is_one_word_for_pip_and_another_for_python() -> None:
 
 @pytest.mark.more
 @pytest.mark.timeout(900)
-@EACH
-def test_it_passes_the_kit_in_an_empty_venv(names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built, installed beside core alone, listed, typed, and held to the contract by its own tests."""
-    folder = make(tmp_path, names, monkeypatch)
-    wheels = [build_wheel(project, tmp_path) for project in (REPO / "core", folder)]
+def test_it_passes_the_kit_in_an_empty_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two plugins, built, installed beside core alone, listed, typed, and held to the contract by their own tests."""
+    plain, chip = (make(tmp_path, names, monkeypatch) for names in (ON_CPU, ON_CHIP))
+    wheels = [build_wheel(project, tmp_path) for project in (REPO / "core", plain, chip)]
     venv = install_wheels(tmp_path / "venv", wheels, extras=["dev"])
-    listed = venv.engines("list", "--json", ENGINES_DEVICE=names.device)
-    rows = json.loads(listed.stdout)
+    rows = json.loads(venv.engines("list", "--json", ENGINES_DEVICE="chip").stdout)
     assert [(row["backend"], row["device"], row["status"]) for row in rows] == [
-        (names.backend, names.device, "available")
+        ("my-chip", "chip", "available"),
+        ("plain", "cpu", "available"),
     ]
-    run(folder, str(venv.python), "-m", "mypy")
-    run(folder, str(venv.python), "-m", "pytest", "-q")
+    python = str(venv.python)
+    run(chip, python, "-m", "mypy")
+    assert "my-chip on chip (engines-my-chip 0.1.0)" in run(chip, python, "-m", "pytest", "-q")
+    assert "plain on cpu (engines-plain 0.1.0)" in run(plain, python, "-m", "pytest", "-q", "-k", "trains_alike")
