@@ -77,35 +77,41 @@ class Subject:
         assert self.mixtures, f"{self.name} declares {layout.name}, but builds none of {MIXTURES}: {self.refusals}"
         return self.mixtures[0]
 
-    def _takes(self, family: str, layout: Layout) -> bool:
+    def refuses(self, folder: Path, layout: Layout) -> str | None:
+        """What its `EngineConfig.check` says against the model in `folder` at a layout; None if it takes it."""
         config = validate(self.config, self.settings(layout), where="engine")
-        model = ModelConfig(path=str(self.folders[family]))
         try:
-            config.check(model, model_type="language_model", world_size=layout.processes)
+            config.check(ModelConfig(path=str(folder)), model_type="language_model", world_size=layout.processes)
         except EnginesError as refusal:
-            self.refusals[family if layout is SINGLE else layout.name] = str(refusal)
-            return False
-        return True
+            return str(refusal)
+        return None
+
+    def _takes(self, family: str, layout: Layout) -> bool:
+        refusal = self.refuses(self.folders[family], layout)
+        if refusal is not None:
+            self.refusals[family if layout is SINGLE else layout.name] = refusal
+        return refusal is None
 
 
 def find(asked: Conformance, scratch: Path) -> Subject:
     """The engine that is asked for. Raises `EngineNotFound`, with every candidate and why it was left."""
     if asked.setup is not None:
         set_up(asked.setup)
-    selection = _resolve(asked)
+    selection = resolve(asked.engine, asked.device)
     folders = {family: scratch / family for family in (*DENSE, *MIXTURES)}
     for family, folder in folders.items():
         _write_config(family, folder)
     return Subject(selection, load_config_class(selection), folders, asked.setup)
 
 
-def _resolve(asked: Conformance) -> Selection:
-    if asked.device is not None:
-        return registry.resolve("language_model", asked.engine, asked.device)
+def resolve(engine: str, device: str | None) -> Selection:
+    """The language model's engine on `device`; None: on the cpu if it runs there, else where the registry says."""
+    if device is not None:
+        return registry.resolve("language_model", engine, device)
     try:
-        return registry.resolve("language_model", asked.engine, "cpu")
+        return registry.resolve("language_model", engine, "cpu")
     except EngineNotFound:
-        return registry.resolve("language_model", asked.engine)
+        return registry.resolve("language_model", engine)
 
 
 def _write_config(family: str, folder: Path) -> None:
