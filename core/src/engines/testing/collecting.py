@@ -52,7 +52,7 @@ class Suite(pytest.Collector):
 
 
 class Chapter(pytest.Module):
-    """One file of clauses, for one engine; leaves out those about capabilities that the engine doesn't declare."""
+    """One file of clauses, for one engine; leaves out those that say nothing about it, and reports why."""
 
     def _getobj(self) -> ModuleType:
         return import_module(f"{CLAUSES}.{self.path.stem}")
@@ -62,11 +62,18 @@ class Chapter(pytest.Module):
         for item in super().collect():
             clause = clause_of(getattr(item, "obj", None))
             assert clause is not None, f"{item.nodeid} is no clause"
-            lacking = clause.needs - subject.capabilities
-            if lacking:
-                report.leave_out(subject, item, sorted(lacking))
-            else:
+            reason = clause.says_nothing_about(subject) or _lacks_processes(item, subject)
+            if reason is None:
                 yield item
+            else:
+                report.leave_out(subject, item, reason)
+
+
+def _lacks_processes(item: pytest.Item | pytest.Collector, subject: Subject) -> str | None:
+    several = any(one.processes > 1 for one in subject.layouts)
+    if several or "parallel_layout" not in getattr(item, "fixturenames", ()):
+        return None
+    return "it runs in one process"
 
 
 def subject_of(node: pytest.Item | pytest.Collector) -> Subject:

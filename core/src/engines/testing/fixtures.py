@@ -51,6 +51,25 @@ def on_ranks(subject: Subject, kit_worlds: Worlds) -> OnRanks:
     return run
 
 
+@pytest.fixture(scope="module")
+def kit_answers() -> dict[str, list[Any]]:
+    """What `once_on_ranks` keeps."""
+    return {}
+
+
+@pytest.fixture
+def once_on_ranks(on_ranks: OnRanks, kit_answers: dict[str, list[Any]]) -> OnRanks:
+    """`on_ranks` for clauses of a chapter that look at the same run: it takes place once."""
+
+    def run(layout: Layout, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        key = f"{layout}: {function.__qualname__}{arguments}"
+        if key not in kit_answers:
+            kit_answers[key] = on_ranks(layout, function, *arguments)
+        return kit_answers[key]
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """`model(family)`: a tiny model, saved."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -28,8 +27,8 @@ class Found:
     """Tests of each capability."""
     refusals: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Tests that each undeclared capability is refused."""
-    left_out: dict[str, list[str]] = field(default_factory=dict)
-    """Clauses that say nothing about it, with the capabilities that it doesn't declare."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Clauses that say nothing about it, each with the reason."""
 
 
 class Report:
@@ -42,10 +41,10 @@ class Report:
         """An engine is looked at."""
         self._found.setdefault(subject.name, Found(subject))
 
-    def leave_out(self, subject: Subject, item: pytest.Item | pytest.Collector, lacking: Sequence[str]) -> None:
-        """A clause needs capabilities that the engine doesn't declare."""
+    def leave_out(self, subject: Subject, item: pytest.Item | pytest.Collector, reason: str) -> None:
+        """A clause says nothing about the engine."""
         name = getattr(item, "originalname", None) or item.name
-        self._found[subject.name].left_out[name] = list(lacking)
+        self._found[subject.name].left_out[name] = reason
 
     def note(self, subject: Subject, item: pytest.Item, clause: Clause, result: pytest.TestReport) -> None:
         """A phase of a test has ended."""
@@ -83,9 +82,9 @@ def _write(found: Found, terminal: pytest.TerminalReporter) -> None:
         terminal.line(f"{capability:28}{_verdict(found, capability)}")
     if found.left_out:
         terminal.line("")
-        terminal.line("not applicable, since the engine doesn't declare what they are about:")
-        for name, lacking in found.left_out.items():
-            terminal.line(f"  {name}: {', '.join(lacking)}")
+        terminal.line("not applicable to this engine:")
+        for name, reason in found.left_out.items():
+            terminal.line(f"  {name}: {reason}")
 
 
 def _verdict(found: Found, capability: str) -> str:
