@@ -37,7 +37,7 @@ def test_the_guide_explains_each_hook(hook: str) -> None:
     assert not lacking({hook} | parameters, PAGES["writing-an-engine"])
 
 
-@pytest.mark.parametrize("ctx", every_command(), ids=lambda ctx: ctx.command_path)
+@pytest.mark.parametrize("ctx", list(every_command()), ids=lambda ctx: ctx.command_path)
 def test_each_command_and_its_options(ctx: click.Context) -> None:
     options = {
         option

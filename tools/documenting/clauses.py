@@ -18,12 +18,17 @@ def clause_tables() -> str:
 
 
 def _section(tree: ast.Module, stem: str) -> str:
-    rows = [(f"`{name}`", wants, where, code(needs)) for name, wants, where, needs in _clauses(tree)]
+    rows = [(f"`{name}`", _wanted(wants, where, needs)) for name, wants, where, needs in _clauses(tree)]
     if not rows:
         return ""
     title = stem.removeprefix("test_").replace("_", " ")
-    headings = ("clause", "what the contract wants", "written in", "for engines with")
-    return f"### {title[0].upper()}{title[1:]}\n\n{_first_paragraph(tree)}\n\n{table(headings, rows)}"
+    heading = f"### {title[0].upper()}{title[1:]}"
+    return f"{heading}\n\n{_first_paragraph(tree)}\n\n{table(('clause', 'what the contract wants'), rows)}"
+
+
+def _wanted(wants: str, where: str, needs: list[str]) -> str:
+    """With where it is written, and which engines it concerns, if not all."""
+    return f"{wants} *{where}*" + (f" With {code(needs)}." if needs else "")
 
 
 def _clauses(tree: ast.Module) -> Iterator[tuple[str, str, str, list[str]]]:
@@ -45,7 +50,8 @@ def _decorated(node: ast.FunctionDef) -> tuple[str, list[str]]:
 
 def _linked(where: str) -> str:
     """A page of the documentation as a link, a docstring by its name."""
-    return f"[{where}]({where})" if ".md" in where else f"`{where}`"
+    page, _, anchor = where.partition(".md#")
+    return f"[{page}: {anchor.replace('-', ' ')}]({where})" if anchor else f"`{where}`"
 
 
 def _first_paragraph(node: ast.Module | ast.FunctionDef) -> str:
