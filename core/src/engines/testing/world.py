@@ -13,7 +13,7 @@ since its other ranks may wait in a collective for ever.
 from __future__ import annotations
 
 import importlib
-import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import sys
@@ -258,6 +258,9 @@ def _serve(
         try:
             job = pipe.recv_bytes()
         except EOFError:
+            # Not the interpreter's whole end, which groups of gloo may hang; but semaphores, of which tqdm makes one,
+            # are given back, or multiprocessing warns of them.
+            multiprocessing.util._exit_function()  # type: ignore[attr-defined]
             os._exit(0)
         answer: Report | tuple[Any]
         try:
