@@ -71,8 +71,6 @@ def test_python_of_a_page_runs(page: str, tracebacks: dict[str, str | None]) -> 
 
 
 KNOWN = {ctx.command_path: ctx for ctx in every_command()}
-COMING = {"verify"}
-"""Commands that pages speak of already."""
 
 
 def commands(text: str) -> list[list[str]]:
@@ -86,15 +84,9 @@ def commands(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", [page for page, text in PAGES.items() if commands(text)])
 def test_the_cli_takes_the_commands_that_a_page_shows(page: str) -> None:
     for name, *words in commands(PAGES[page]):
-        if name in COMING:
-            continue
         path = f"engines {name}"
         assert path in KNOWN, path
         if words and f"{path} {words[0]}" in KNOWN:
             path = f"{path} {words.pop(0)}"
         if words and "--help" not in words:
             KNOWN[path].command.make_context(path, words, parent=KNOWN[path].parent)
-
-
-def test_what_is_coming_has_not_come() -> None:
-    assert not {f"engines {name}" for name in COMING} & set(KNOWN), "take it out of COMING"
