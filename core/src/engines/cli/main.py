@@ -30,6 +30,7 @@ COMMANDS = {
     "schema": ("engines.cli.schema:schema", "JSON Schema of the manifest, a recipe or an engine's settings."),
     "checkpoint": ("engines.cli.checkpoint:checkpoint", "List, show, verify and convert checkpoints."),
     "train": ("engines.cli.train:train", "Train as a recipe says."),
+    "verify": ("engines.cli.verify:verify", "Find out whether installed engines train the same model."),
     "new": ("engines.cli.new:new", "Begin a plugin, which passes the conformance kit as it is."),
 }
 """Name, where the command is, and its line of help; nothing is imported until it is called."""
