@@ -59,6 +59,10 @@ def _noting_groups(initialize: Callable[..., Any]) -> Callable[..., Any]:
     return noting_groups
 
 
+def _uncompiled(function: Any = None, **_: Any) -> Any:
+    return function if function is not None else _uncompiled
+
+
 def _import() -> None:
     events.append(("imported", list(sys.argv)))
     get_mindspeed_args()
@@ -66,6 +70,7 @@ def _import() -> None:
         redirect()
     if os.environ.get("FAKE_MINDSPEED_RAISES"):
         raise RuntimeError("no such operator")
+    torch.compile = _uncompiled
     transformer_engine.pretend()
     try:
         _patch()

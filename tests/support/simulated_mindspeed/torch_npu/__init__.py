@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.utils.flop_counter  # uses triton where it finds it, so before it is pretended
 
 from simulated_npu.installing import install
 
@@ -21,6 +22,9 @@ PRETENDED = ("torch_npu", "torchair", "triton")
 
 class Missing(ModuleType):
     """A module, class or function of a library that isn't there."""
+
+    __version__ = "3.2.0"
+    """triton's for Ascend, which Megatron-Core asks for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -31,6 +35,8 @@ class Missing(ModuleType):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and callable(args[0]) and not kwargs:  # a decorator
+            return args[0]
+        if self.__name__ == "triton.language.constexpr":  # which marks a value that Megatron-Core asks for
             return args[0]
         raise NotImplementedError(f"{self.__name__} does not exist on a simulated NPU")
 
