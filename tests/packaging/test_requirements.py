@@ -33,7 +33,8 @@ def required(project: Path) -> set[str]:
     """What the distribution in `project` requires, extras and core's requirements included."""
     about = read_toml(project / "pyproject.toml")["project"]
     own = names(chain(about.get("dependencies", ()), *about.get("optional-dependencies", {}).values()))
-    return own | (required(REPO / "core") if "engines-core" in own else set())
+    builds_on_core = "engines-core" in own and project != REPO / "core"  # an extra of core asks for another
+    return own | (required(REPO / "core") if builds_on_core else set())
 
 
 def imported(folder: Path) -> set[str]:
