@@ -10,22 +10,22 @@ from support.mindspeed import fresh, make_site
 
 INSTALL = """
 from engines_mindspeed.guard import install
-answer([refusal(install), imported("mindspeed", "torch"), sys.argv])
+answer([refusal(install), imported("mindspeed", "torch", "megatron"), sys.argv])
 """
 NEVER = 'raise AssertionError("MindSpeed was imported")\n'
 
 
-def refusal(site: Path, code: str = INSTALL) -> str:
-    """What `install` says, where it must not go as far as MindSpeed."""
+def refusal(site: Path, code: str = INSTALL, meddled: str | None = None) -> str:
+    """What `install` says, where it must import none of them; others may have imported `meddled`."""
     said, imported, _ = fresh(site, code)
-    assert imported == []
+    assert [name for name in imported if meddled is None or not name.startswith(meddled)] == []
     return said
 
 
 def test_megatron_imported_already_and_by_whom(tmp_path: Path) -> None:
     site = make_site(tmp_path / "site", megatron_core="0.16.1", adaptor=NEVER)
     (site / "meddler.py").write_text("from megatron import core\n")
-    said = refusal(site, "import meddler\n" + INSTALL)
+    said = refusal(site, "import meddler\n" + INSTALL, meddled="megatron")
     assert "LaunchError: megatron on npu must be loaded first" in said
     assert "megatron.core already imported by meddler" in said
     assert "fresh process" in said
@@ -92,6 +92,13 @@ def test_pairs_outside_the_table(tmp_path: Path, mindspeed: str, megatron_core: 
     said = refusal(site)
     assert f"MindSpeed {mindspeed} and megatron-core {megatron_core} are no pair" in said
     assert "MindSpeed ==0.16.* (branch core_r0.16.0) with megatron-core <0.17,>=0.16.1" in said
+
+
+def test_megatron_is_missing(tmp_path: Path) -> None:
+    hidden = 'import sys\nsys.modules["megatron"] = None\n'
+    said = refusal(make_site(tmp_path / "site", adaptor=NEVER), hidden + INSTALL, meddled="megatron")
+    assert "needs megatron-core, which is not installed" in said
+    assert 'pip install "megatron-core<0.17,>=0.16.1"' in said
 
 
 def test_a_megatron_that_does_not_say_its_version(tmp_path: Path) -> None:

@@ -21,6 +21,18 @@ def test_what_is_missing_is_named(without_tools: None) -> None:
         build.library()
 
 
+@pytest.mark.parametrize(("ci", "code"), [("true", 1), ("", 0)])
+def test_setup_names_it_and_only_ci_fails(
+    without_tools: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ci: str, code: int
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr("sys.argv", ["build.py", "--check"])
+    assert build.main() == code
+    said = capsys.readouterr().out
+    assert "install g++" in said
+    assert "pip install ninja" in said
+
+
 def test_once_for_many_who_ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     builds = []
 
@@ -49,6 +61,8 @@ def test_another_source_is_another_build(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_the_compilers_words_are_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "CACHE", tmp_path)
     monkeypatch.setattr(build, "_COMPILE", "import sys; sys.exit('error: no such type')")
+    monkeypatch.setattr("sys.argv", ["build.py"])
     with pytest.raises(RuntimeError, match="no such type"):
-        build._build(tmp_path / "work", tmp_path / "built")
+        build.main()
