@@ -60,7 +60,6 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
         ["engine.tensor_parallel_size: 2 needs the capability tensor_parallel, which fsdp2 lacks", "Use 1."],
     ),
     "lora": (["engine.lora_rank=8"], ["engine.lora_rank", "lora"]),
-    "offload": (["engine.offload=true"], ["engine.offload", "offload"]),
     "replicas don't divide": (
         ["engine.data_parallel_replicate_size=2", "launch.nproc=3"],
         ["data_parallel_replicate_size: 2 replicas don't divide 3 processes", "one of 1, 3"],
@@ -72,6 +71,14 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "unknown logger": (["trainer.loggers=[mlflow]"], ["trainer.loggers.0", "mlflow"]),
     "logger not installed": (["trainer.loggers=[wandb]"], ["wandb is not installed", "pip install wandb"]),
     "seed negative": (["trainer.seed=-1"], ["trainer.seed"]),
+    "contents unknown": (
+        ["trainer.checkpoint_contents=[model,optimiser]"],
+        ["trainer.checkpoint_contents.1", 'Did you mean "optimizer"?'],
+    ),
+    "contents of no use": (
+        ["trainer.checkpoint_contents=[state,optimizer]"],
+        ["trainer.checkpoint_contents: model or huggingface must be among them"],
+    ),
     "resume nowhere": (["trainer.resume=nevr"], ["there is no checkpoint nevr", 'Did you mean "never"?']),
     "interpolation": (["trainer.output_dir=${nowhere}"], ["nowhere", "not found"]),
     "override without key": (["trainer.steps"], ["there is no recipe file trainer.steps"]),

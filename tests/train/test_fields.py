@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from engines.checkpoint.background import HostCopies
+from engines.checkpoint_folder import read_manifest
 from engines.determinism import DETERMINISTIC_ENV
 from engines.errors import EnginesError
 from engines.launch import Job, Rank, RunFailed
@@ -58,6 +60,8 @@ TRAINER_ROWS = {
     "deterministic": Row(True, "deterministic"),
     "save_every": Row(2, "checkpoints"),
     "keep": Row(1, "checkpoints", {"trainer.save_every": 2}),
+    "async_save": Row(True, "copied"),
+    "checkpoint_contents": Row(["model", "huggingface"], "held"),
     "save_on_exit": Row(False, "checkpoints", {STOPPED: True}),
     "resume": Row("never", "error", {AGAIN: True}),
     "eval_every": Row(1, "evaluated", {"data.eval": "other.jsonl"}),
@@ -93,6 +97,9 @@ def observe(work: Path, tmp_path_factory: Any, monkeypatch: Any) -> Callable[[di
     write_jsonl(work / "other.jsonl", other)
     recipe(work, data={"train": "data.jsonl"}, trainer={"output_dir": "out"})
     started: list[Job] = []
+    copied: list[object] = []
+    take = HostCopies.take
+    monkeypatch.setattr(HostCopies, "take", lambda self, files: copied.append(self) or take(self, files))
 
     def run_one(job: Job) -> int:
         started.append(job)
@@ -108,6 +115,7 @@ def observe(work: Path, tmp_path_factory: Any, monkeypatch: Any) -> Callable[[di
             (folder / name).write_bytes((work / name).read_bytes())
         monkeypatch.chdir(folder)
         started.clear()
+        copied.clear()
         if again:
             train([work / "recipe.yaml"])
         error = None
@@ -123,6 +131,8 @@ def observe(work: Path, tmp_path_factory: Any, monkeypatch: Any) -> Callable[[di
             "folders": [path.name for path in folders],
             "files": sorted(path.name for each in folders for path in each.iterdir()),
             "checkpoints": [step for each in folders for step in OutputFolder(each).steps()],
+            "held": [read_manifest(path).held for each in folders for path in (each / "checkpoints").glob("step-*")],
+            "copied": len(copied),
             "losses": [line["loss"] for line in lines],
             "evaluated": [line["step"] for line in lines if line.get("eval_loss") is not None],
             "deterministic": torch.are_deterministic_algorithms_enabled(),

@@ -54,6 +54,7 @@ def test_a_run_and_every_interruption_of_it(work: Path) -> None:
 
     other = work / "interrupted"
     arguments = (file, "optimizer.weight_decay=0.1", f"trainer.output_dir={other}", "trainer.loggers=[]")
+    arguments = (*arguments, "trainer.async_save=true")
     interrupt(arguments, other, signal.SIGTERM, at_step=2)
     interrupt((*arguments, "trainer.save_on_exit=false"), other, signal.SIGINT, at_step=5)
     lose_a_rank(arguments, other, at_step=9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from engines.batch import Batch
+from engines.checkpoint_folder.manifest import RESUMABLE, Content
 from engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from engines.configuring import lack, validate
 from engines.contract import ExportPlan
@@ -151,10 +152,19 @@ class TrainingWorker:
         return self.infer_batch(batch, needs=(), loss=loss).metrics
 
     def save_checkpoint(
-        self, path: str | os.PathLike[str], *, step: int = 0, state: Mapping[str, Any] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        step: int = 0,
+        state: Mapping[str, Any] | None = None,
+        contents: Collection[Content] = RESUMABLE,
+        background: bool = False,
     ) -> None:
-        """Write model, optimizer, schedule, random state and `state` (JSON) as one checkpoint directory."""
-        self.engine.save_checkpoint(path, step=step, state=state)
+        """Write model, optimizer, schedule, random state and `state` (JSON) as one checkpoint directory.
+
+        See `Engine.save_checkpoint`, also for `contents` and `background`.
+        """
+        self.engine.save_checkpoint(path, step=step, state=state, contents=contents, background=background)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Restore what `save_checkpoint` wrote, at any number of processes; returns its `state`."""
@@ -200,7 +210,9 @@ class TrainingWorker:
     def __enter__(self) -> TrainingWorker:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self.engine.abandon_saving()
         self.close()
 
     def _shares(self, batch: Batch) -> list[list[int]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engines.checkpoint.background import Saver
 from engines.checkpoint.reading import Checkpoint, PartReader, open
-from engines.checkpoint.saving import save
+from engines.checkpoint.saving import Contents, save
 from engines.checkpoint.weights import open_weights
 from engines.checkpoint_folder import CheckpointInfo, Manifest, ModelFingerprint
 from engines.checkpoint_folder.identity import compare, fingerprint
@@ -13,10 +14,12 @@ __all__ = [
     "Checkpoint",
     "CheckpointInfo",
     "CheckpointStore",
+    "Contents",
     "Listing",
     "Manifest",
     "ModelFingerprint",
     "PartReader",
+    "Saver",
     "compare",
     "fingerprint",
     "open",

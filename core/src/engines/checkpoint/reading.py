@@ -18,6 +18,7 @@ from engines.checkpoint.rank_state import read_rank_state
 from engines.checkpoint_folder import STATE, CheckpointInfo, Manifest, read_manifest, strict_json
 from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.manifest import Index, Piece, TensorRecord, read_index
+from engines.checkpoint_folder.model import check_held
 from engines.durable import local_folder
 from engines.errors import CheckpointError, did_you_mean
 from engines.weights.safetensors_file import DTYPES, SafetensorsFile
@@ -60,10 +61,7 @@ class Checkpoint:
     def reader(self, parts: Iterable[str]) -> PartReader:
         """Tensors of the named parts ("model", "optimizer"). Raises `CheckpointError` if one wasn't saved."""
         wanted = frozenset(parts)
-        absent = wanted - set(self.manifest.contents)
-        if absent:
-            held = ", ".join(self.manifest.contents) or "no tensors"
-            raise CheckpointError(f"{self.path} holds {held}, but not {', '.join(sorted(absent))}")
+        check_held(self.path, self.manifest, wanted)
         return PartReader(
             self.path, {k: record for k, record in self.index.tensors.items() if k.partition(".")[0] in wanted}
         )

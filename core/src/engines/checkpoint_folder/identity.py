@@ -34,11 +34,13 @@ def compare(saved: CheckpointInfo, current: CheckpointInfo) -> list[str]:
     return differences(identity(saved), identity(current))
 
 
-def check_goes_on(path: Path, manifest: Manifest) -> None:
-    """Raise `CheckpointError` for a checkpoint that was saved without what its run needs to go on."""
-    lacking = [content for content in ("model", "optimizer", "state") if content not in manifest.held]
-    if lacking == ["optimizer"] and manifest.info.optimizer is not None:
-        return  # saved before the first step, when an optimizer has no tensors yet
+def check_goes_on(path: Path, manifest: Manifest, *, trains: bool = True) -> None:
+    """Raise `CheckpointError` for a checkpoint that was saved without what its run, if it `trains`, needs to go on.
+
+    An optimizer whose settings were saved has no tensors before its first step.
+    """
+    held = {*manifest.held, *(["optimizer"] if manifest.info.optimizer is not None or not trains else [])}
+    lacking = [content for content in ("model", "optimizer", "state") if content not in held]
     if lacking:
         raise CheckpointError(
             f"{path} holds {', '.join(manifest.held) or 'nothing'}, but not {' and '.join(lacking)}:"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,6 +17,11 @@ from engines.errors import CheckpointError
 M = TypeVar("M", bound=Config)
 Part = Literal["model", "optimizer"]
 Content = Literal["model", "optimizer", "state", "huggingface"]
+
+CONTENTS: tuple[Content, ...] = ("model", "optimizer", "state", "huggingface")
+"""All that a checkpoint can hold."""
+RESUMABLE: tuple[Content, ...] = ("model", "optimizer", "state")
+"""What a run goes on from."""
 
 FORMAT = 1
 DTYPES = {
@@ -135,6 +141,15 @@ class Index(Config):
     """`index.json`: every tensor by key."""
 
     tensors: dict[str, TensorRecord]
+
+
+def unfit(contents: Collection[str]) -> str | None:
+    """What is wrong with such contents of a checkpoint; None: nothing."""
+    if not {"model", "huggingface"} & set(contents):
+        return "model or huggingface must be among them, or the checkpoint is of no use"
+    if "model" not in contents and {"optimizer", "state"} & set(contents):
+        return "optimizer and state are of no use without model"
+    return None
 
 
 def checksum(manifest: dict[str, Any]) -> str:

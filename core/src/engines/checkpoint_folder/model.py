@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from engines.checkpoint_folder.faults import fault
-from engines.checkpoint_folder.manifest import CheckpointInfo, read_manifest
+from engines.checkpoint_folder.manifest import CheckpointInfo, Manifest, read_manifest
 from engines.checkpoint_folder.names import (
     COPY,
     MANIFEST,
@@ -25,15 +26,22 @@ def look(path: Path) -> CheckpointInfo:
     compared too. Those of the weights are compared when these are loaded. Raises `CheckpointError` naming the file.
     """
     manifest = read_manifest(path)
-    if "model" not in manifest.contents:
-        copy = f"Its Hugging Face copy is {path / COPY}." if "huggingface" in manifest.held else None
-        raise CheckpointError(f"{path} holds {', '.join(manifest.held) or 'nothing'}, but not model", copy)
+    check_held(path, manifest, ["model"])
     for name, record in manifest.files.items():
         if needed_for_weights(name):
             found = fault(path / name, record, checksum=not name.endswith(".safetensors"))
             if found is not None:
                 raise CheckpointError(found)
     return manifest.info
+
+
+def check_held(path: Path, manifest: Manifest, parts: Iterable[str]) -> None:
+    """Raise `CheckpointError` unless the tensors of `parts` are in the checkpoint at `path`."""
+    absent = sorted(set(parts) - set(manifest.contents))
+    if absent:
+        copy = f"Its Hugging Face copy is {path / COPY}." if "huggingface" in manifest.held else None
+        held = ", ".join(manifest.held) or "nothing"
+        raise CheckpointError(f"{path} holds {held}, but not {', '.join(absent)}", copy)
 
 
 def why_no_model(path: Path) -> EnginesError | None:

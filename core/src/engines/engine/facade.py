@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from engines.batch import OUTPUTS, OUTPUTS_OF, Batch, TokenOutputs
-from engines.checkpoint import CheckpointInfo
+from engines.checkpoint import CheckpointInfo, Saver
+from engines.checkpoint_folder.manifest import RESUMABLE, Content
 from engines.config import ModelConfig
 from engines.contract import BaseEngine, EngineContext, ExportPlan, MicroResult, Mode, Part, Ranks, StepResult
 from engines.engine.batching import Pass, prepare_pass, restore_outputs
@@ -26,7 +27,7 @@ from engines.engine.binding import EnginePluginManager, check_wrapper
 from engines.engine.bound_loss import StepLoss
 from engines.engine.collectives import share_outputs
 from engines.engine.metrics import reduce_results
-from engines.engine.persistence import describe_checkpoint, load_engine, save_engine
+from engines.engine.persistence import check_contents, describe_checkpoint, load_engine, save_engine
 from engines.errors import CapabilityError, ConfigError
 from engines.losses import Loss
 from engines.registry import Selection
@@ -60,6 +61,7 @@ class Engine:
         self._adapter_enabled = True
         self._closed = False
         self._files = ModelFiles(Path(ctx.model.path), {})
+        self._saver = Saver()
         self.selection = selection
         """Which engine this is, and why."""
 
@@ -154,9 +156,11 @@ class Engine:
         `batch`: this replica's share, on the CPU; may be empty. Returns metrics, equal on all ranks: `loss`,
         `grad_norm` (before clipping), `lr`, `tokens`, `targets`, `skipped_step` (None, "empty", "non_finite"),
         each loss term's mean as `loss/TERM`, and the engine's own. A step with non-finite gradients, or without
-        anything that counts, changes nothing. Raises `BatchError` on all ranks if any share is unfit.
+        anything that counts, changes nothing. Raises `BatchError` on all ranks if any share is unfit, and, before
+        anything is done, `CheckpointError` if a checkpoint could not be written in the background.
         """
         self._need_optimizer()
+        self._saver.poll()
         with self.train_mode():
             self._hook.zero_grad()
             try:
@@ -231,6 +235,7 @@ class Engine:
     def optimizer_step(self) -> StepResult:
         """Clip and step on the gradients that `forward_backward` accumulated."""
         self._need_optimizer()
+        self._saver.poll()
         return self._step()
 
     def lr_scheduler_step(self) -> float:
@@ -256,20 +261,55 @@ class Engine:
         return self._hook.iter_weights(plan=plan), None
 
     def save_checkpoint(
-        self, path: str | os.PathLike[str], *, step: int = 0, state: Mapping[str, Any] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        step: int = 0,
+        state: Mapping[str, Any] | None = None,
+        contents: Collection[Content] = RESUMABLE,
+        background: bool = False,
     ) -> None:
         """Write model, optimizer, schedule and random state as one directory that appears when it is complete.
 
-        `step`: optimizer steps done. `state`: the caller's own, JSON values, equal on all ranks. Raises
-        `CheckpointError` on all ranks if any fails; nothing half-written remains.
+        `step`: optimizer steps done. `state`: the caller's own, JSON values, equal on all ranks. `contents`: some of
+        "model", "optimizer", "state" (schedule, random and the caller's state) and "huggingface", a copy as an export
+        writes it. Raises `CheckpointError` on all ranks if any fails; nothing half-written remains.
+
+        `background`: return when everything is copied to host memory; threads write it, and the directory appears
+        during the first step after they have, or in `finish_saving`, which also raise what went wrong. A save that
+        finds another one unfinished waits for it, and logs that it did.
         """
-        save_engine(path, self._hook, self._ctx, self.model_files, self._describe_run(step), dict(state or {}))
+        check_contents(contents)
+        if "huggingface" in contents:
+            self._need("export", "a Hugging Face copy in a checkpoint")
+        save_engine(
+            path,
+            self._hook,
+            self._ctx,
+            self.model_files,
+            self._describe_run(step, contents),
+            dict(state or {}),
+            contents=contents,
+            saver=self._saver,
+            background=background,
+        )
+
+    @property
+    def saving(self) -> Path | None:
+        """The checkpoint that is being written in the background, equal on all ranks; None: there is none."""
+        return self._saver.pending
+
+    def finish_saving(self) -> None:
+        """Wait until the checkpoint that is being written is complete. Raises `CheckpointError` on all ranks."""
+        self._saver.finish()
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Restore what `save_checkpoint` wrote, at any layout; returns its `state`.
 
-        Raises `CheckpointError` if it is incomplete, damaged, or of another model, engine or optimizer.
+        Raises `CheckpointError` if it is incomplete, damaged, or of another model, engine or optimizer, or was saved
+        without optimizer or state.
         """
+        self._saver.finish()
         return load_engine(path, self._hook, self._ctx, self._describe_run(0))
 
     def describe(self) -> dict[str, Any]:
@@ -277,18 +317,30 @@ class Engine:
         return dict(self._hook.describe())
 
     def close(self) -> None:
-        """Free process groups and memory; safe to call twice and after a failed `initialize`."""
+        """Free process groups and memory; safe to call twice and after a failed `initialize`.
+
+        Waits for a checkpoint that is being written; raises `CheckpointError` if it failed.
+        """
         if self._closed:
             return
         self._closed = True
-        self._manager.hook.close()
-        for plugin in self._manager.get_plugins():
-            self._manager.unregister(plugin)
+        try:
+            self._saver.finish()
+        finally:
+            self._manager.hook.close()
+            for _, plugin in self._manager.list_name_plugin():  # `get_plugins` would hash them
+                self._manager.unregister(plugin)
+
+    def abandon_saving(self) -> None:
+        """Don't wait for a checkpoint that is being written: it will never be complete. For ends by an error."""
+        self._saver.abandon()
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self.abandon_saving()
         self.close()
 
     @property
@@ -296,8 +348,8 @@ class Engine:
         assert not self._closed, "this engine is closed"
         return self._manager.hook
 
-    def _describe_run(self, step: int) -> CheckpointInfo:
-        return describe_checkpoint(self._hook, self._ctx, self.model_files, self.selection, step)
+    def _describe_run(self, step: int, contents: Collection[Content] = RESUMABLE) -> CheckpointInfo:
+        return describe_checkpoint(self._hook, self._ctx, self.model_files, self.selection, step, contents)
 
     def _prepare(self, batch: Batch, loss: Loss | None, *, forward_only: bool) -> Pass:
         rules = self._hook.micro_batch_rules(forward_only=forward_only)

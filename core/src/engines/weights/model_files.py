@@ -57,7 +57,8 @@ class ModelFiles:
         """Write them to an existing folder, without those named `besides`, and wait until the disk has them."""
         written = {}
         for name in sorted(self.contents.keys() - set(besides)):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            for inner in [*Path(name).parents][-2::-1]:
+                (folder / inner).mkdir(exist_ok=True)
             written[name] = write_chunks(folder / name, [self.contents[name]])
         for inner in {(folder / name).parent for name in written}:
             sync_folder(inner)

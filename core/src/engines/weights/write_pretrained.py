@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from engines.agreement import Peers
 from engines.checkpoint_folder import is_checkpoint
-from engines.durable import leftovers, local_folder, publish, temporary_name, write_chunks
+from engines.durable import Written, leftovers, local_folder, publish, temporary_name, write_chunks
 from engines.errors import ModelError
 from engines.model_folder import CONFIG
 from engines.weights.model_files import ModelFiles
@@ -35,7 +35,7 @@ def write_pretrained(
     model_type: str = "language_model",
     max_shard_bytes: int = MAX_SHARD_BYTES,
     group: ProcessGroup | None = None,
-) -> None:
+) -> dict[str, Written]:
     """Write the folder `target` as `save_pretrained` of the model would. Every rank of `group` calls this.
 
     `stream`: (Hugging Face name, full tensor), drained by every rank; floating-point tensors are cast to `dtype`.
@@ -43,16 +43,19 @@ def write_pretrained(
     which holds at most `max_shard_bytes` (or one larger tensor) in memory. `model_type`: of the stream, whatever was
     loaded; a value model becomes a sequence classification of one label.
 
+    Returns the files that were written, by name, on the writer; elsewhere nothing.
+
     The folder appears when all of it is on the disk, and replaces an earlier export then. If the writer fails, the
     stream is drained all the same, so that no rank waits for another, and every rank raises `ModelError`.
     """
     peers = Peers.of(group)
-    writer: _FolderWriter | None = None
+    writer: FolderWriter | None = None
+    files: dict[str, Written] = {}
     failure: Exception | None = None
     try:
         with peers.all_or_none(f"cannot export to {target}", error=ModelError):
             if is_writer:
-                writer = _FolderWriter(source, target, dtype, model_type, max_shard_bytes)
+                writer = FolderWriter(source, target, dtype, model_type, max_shard_bytes)
         for name, tensor in stream:
             try:
                 if writer is not None and failure is None:
@@ -63,17 +66,23 @@ def write_pretrained(
             if failure is not None:
                 raise failure
             if writer is not None:
-                writer.finish()
+                files = writer.finish()
     finally:
         if writer is not None:
             writer.discard()
+    return files
 
 
-class _FolderWriter:
-    """Collects tensors into shards of a temporary folder; `finish` gives it its name."""
+class FolderWriter:
+    """Collects tensors into shards of a temporary folder; `finish` gives it its name. For one process, any thread."""
 
     def __init__(
-        self, source: ModelFiles, target: Path, dtype: torch.dtype, model_type: str, max_shard_bytes: int
+        self,
+        source: ModelFiles,
+        target: Path,
+        dtype: torch.dtype,
+        model_type: str,
+        max_shard_bytes: int = MAX_SHARD_BYTES,
     ) -> None:
         self._source, self._target = source, local_folder(target, error=ModelError)
         self._dtype = dtype
@@ -85,7 +94,8 @@ class _FolderWriter:
         self._bucket: dict[str, Tensor] = {}
         self._bucket_bytes = 0
         self._shard_of: dict[str, int] = {}
-        self._num_shards = 0
+        self._shards: list[Written] = []
+        self._files: dict[str, Written] = {}
         self._total_bytes = self._total_parameters = 0
         self._temporary = temporary_name(self._target)
         self._temporary.mkdir(parents=True)
@@ -99,23 +109,24 @@ class _FolderWriter:
             self._write_shard()
         copy = tensor.detach().to("cpu", dtype, copy=True)  # the engine may reuse what it sent
         self._bucket[name] = copy
-        self._shard_of[name] = self._num_shards
+        self._shard_of[name] = len(self._shards)
         self._bucket_bytes += copy.nbytes
         self._total_bytes += copy.nbytes
         self._total_parameters += copy.numel()
 
-    def finish(self) -> None:
-        """Write what is left and all that isn't weights, and publish the folder."""
+    def finish(self) -> dict[str, Written]:
+        """Write what is left and all that isn't weights, and publish the folder; returns its files by name."""
         if not self._bucket:
             raise ModelError("the engine sent no weights")
         self._write_shard()
         self._name_shards()
         self._write_json(CONFIG, self._config)
-        self._source.write(self._temporary, besides={CONFIG})
+        self._files |= self._source.write(self._temporary, besides={CONFIG})
         publish(self._temporary, self._target)
         for leftover in leftovers(self._target.parent):
             if leftover.target == self._target:
                 shutil.rmtree(leftover.path)
+        return self._files
 
     def discard(self) -> None:
         """Remove the temporary folder, unless it was published."""
@@ -135,15 +146,16 @@ class _FolderWriter:
             raise ModelError(f"{target} is a file", "name an empty or new folder")
 
     def _write_shard(self) -> None:
-        write_safetensors(self._temporary / f"shard-{self._num_shards}", self._bucket, {"format": "pt"})
-        self._num_shards += 1
+        file = self._temporary / f"shard-{len(self._shards)}"
+        self._shards.append(write_safetensors(file, self._bucket, {"format": "pt"}))
         self._bucket, self._bucket_bytes = {}, 0
 
     def _name_shards(self) -> None:
-        count = self._num_shards
+        count = len(self._shards)
         files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [WEIGHTS]
         for i, file in enumerate(files):
             (self._temporary / f"shard-{i}").rename(self._temporary / file)
+            self._files[file] = self._shards[i]
         if count == 1:
             return
         weight_map = {name: files[i] for name, i in self._shard_of.items()}
@@ -152,4 +164,4 @@ class _FolderWriter:
 
     def _write_json(self, name: str, data: dict[str, Any]) -> None:
         text = json.dumps(data, indent=2, sort_keys=True) + "\n"
-        write_chunks(self._temporary / name, [text.encode()])
+        self._files[name] = write_chunks(self._temporary / name, [text.encode()])

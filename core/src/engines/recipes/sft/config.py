@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from engines.checkpoint_folder.manifest import RESUMABLE, Content, unfit
 from engines.config import Config, EngineConfig, ModelConfig, OptimizerConfig, Positive
 
 Logger = Literal["tensorboard", "wandb"]
@@ -51,6 +52,11 @@ class TrainerConfig(Config):
     """Save a checkpoint every so many steps; null: only at the end."""
     keep: Positive | None = None
     """Keep this many of the newest checkpoints; null: all."""
+    async_save: bool = False
+    """Let training go on while a checkpoint is written; takes host memory for a copy of all that a rank saves."""
+    checkpoint_contents: tuple[Content, ...] = RESUMABLE
+    """What checkpoints hold: model, optimizer, state (schedule, data position, random state) and huggingface, a copy
+    as export/ has it. A run goes on only from the first three together."""
     save_on_exit: bool = True
     """Save a checkpoint when stopped by Ctrl-C or SIGTERM."""
     resume: str = "auto"
@@ -66,6 +72,13 @@ class TrainerConfig(Config):
     """Also log to these."""
     trace: bool = False
     """Write a Chrome trace of steps and micro-batches, one file a rank, to output_dir/trace/."""
+
+    @field_validator("checkpoint_contents")
+    @classmethod
+    def _of_use(cls, contents: tuple[Content, ...]) -> tuple[Content, ...]:
+        if fault := unfit(contents):
+            raise ValueError(fault)
+        return contents
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainerConfig:

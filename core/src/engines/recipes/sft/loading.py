@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engines.config import EngineConfig, ModelConfig
-from engines.configuring import check_capabilities, validate
-from engines.errors import ConfigError
+from engines.configuring import check_capabilities, lack, validate
+from engines.errors import CapabilityError, ConfigError
 from engines.loading import load_config_class
 from engines.recipes.sft.config import SFTRecipe
 from engines.registry import registry
@@ -37,6 +37,9 @@ def build_recipe(data: Mapping[str, Any]) -> tuple[SFTRecipe, Selection]:
         others=registry.engines_with,
         switches={f"trainer.{name}": name for name in ("export", "deterministic") if getattr(rest.trainer, name)},
     )
+    if "huggingface" in rest.trainer.checkpoint_contents and "export" not in selection.capabilities:
+        lacks = lack("export", selection.backend, registry.engines_with)
+        raise CapabilityError(f"trainer.checkpoint_contents: 'huggingface' {lacks}. Leave it out.")
     return rest.model_copy(update={"engine": config}), selection
 
 

@@ -41,7 +41,7 @@ class TrainingLoop:
         self._total_steps = total_steps
         self._order = SampleOrder(len(train), shuffle=self._trainer.shuffle, seed=self._trainer.seed)
         self._loss = SFTLoss()
-        self._step = self._saved = start.step
+        self._step = self._begun = self._saved = start.step
         self._state = RunState.of(self._trainer, train)
         if start.checkpoint is not None:
             rank.at(f"loading {start.checkpoint}")
@@ -54,6 +54,7 @@ class TrainingLoop:
         """
         with writer:
             while self._step < self._total_steps:
+                self._settle(writer)
                 if signum := self._rank.stop.agreed():
                     return self._stop(writer, signum)
                 self._step += 1
@@ -62,6 +63,7 @@ class TrainingLoop:
                 if self._trainer.save_every and self._step % self._trainer.save_every == 0:
                     self._save(writer)
             self._save(writer)
+            self._finish_saving(writer)
             if self._trainer.export:
                 self._rank.at("exporting")
                 self._worker.export(writer.folder.export)
@@ -86,6 +88,7 @@ class TrainingLoop:
         writer.step(line)
         self._state.count_skipped(line["skip_reason"])
         if self._state.skipped_in_a_row >= self._trainer.max_skipped:
+            self._finish_saving(writer)
             raise RunFailed(self._diagnosis(indices))
 
     def _evaluate(self, samples: Samples) -> dict[str, Any]:
@@ -101,18 +104,38 @@ class TrainingLoop:
 
     def _save(self, writer: Writer) -> None:
         """A checkpoint of this step, once; lines of metrics are on the disk before it appears."""
-        if self._saved == self._step:
+        if self._begun == self._step:
             return
         self._rank.at(f"saving after step {self._step}")
         writer.sync()
         path = writer.folder.checkpoint(self._step)
-        self._worker.save_checkpoint(path, step=self._step, state=self._state.to_json())
-        self._saved = self._step
-        writer.retain(self._trainer.keep)
+        self._worker.save_checkpoint(
+            path,
+            step=self._step,
+            state=self._state.to_json(),
+            contents=self._trainer.checkpoint_contents,
+            background=self._trainer.async_save,
+        )
+        self._saved, self._begun = self._begun, self._step  # the one before is complete: there are never two at once
+        self._settle(writer)
+
+    def _settle(self, writer: Writer) -> None:
+        """Note that the last checkpoint is complete, once it is."""
+        if self._saved != self._begun and self._worker.engine.saving is None:
+            self._saved = self._begun
+            writer.retain(self._trainer.keep)
+
+    def _finish_saving(self, writer: Writer) -> None:
+        """Wait for the last checkpoint, if it is still being written."""
+        if self._worker.engine.saving is not None:
+            self._rank.at(f"waiting for {self._worker.engine.saving} to be written")
+            self._worker.engine.finish_saving()
+        self._settle(writer)
 
     def _stop(self, writer: Writer, signum: int) -> int:
         if self._trainer.save_on_exit:
             self._save(writer)
+        self._finish_saving(writer)
         writer.stopped(self._step, self._saved)
         return exit_code(signum)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engines.checkpoint_folder.manifest import RESUMABLE
 from engines.recipes.layering import read_layers
 from engines.recipes.sft.config import SFTRecipe
 from engines.recipes.sft.loading import build_recipe
@@ -71,6 +72,9 @@ def _introduction(recipe: SFTRecipe, selection: Selection, checked: Checked, num
         f"{recipe.data.train}: {checked.num_samples} samples; {checked.total_steps} steps,"
         f" {recipe.trainer.mini_batch_size} samples each"
     )
+    contents = recipe.trainer.checkpoint_contents
+    if not set(RESUMABLE) <= set(contents):
+        lines.append(f"checkpoints hold {', '.join(contents)} alone: a run that is stopped can't go on from them")
     return "\n".join(lines)
 
 

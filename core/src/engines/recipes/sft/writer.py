@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engines.checkpoint import CheckpointStore
+from engines.checkpoint_folder.manifest import RESUMABLE
 from engines.launch import RunFailed
 from engines.recipes.output.chart import draw_loss
 from engines.recipes.output.folder import OutputFolder
@@ -60,6 +61,7 @@ class FirstWriter(Writer):
         from omegaconf import OmegaConf
 
         super().__init__(folder)
+        self._goes_on = set(RESUMABLE) <= set(recipe.trainer.checkpoint_contents)
         resolved = recipe.model_dump(mode="json")
         folder.recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(resolved)))
         self._run = {**built, "steps": total_steps, "finished": False}
@@ -97,7 +99,8 @@ class FirstWriter(Writer):
 
     def stopped(self, step: int, saved: int) -> None:
         """The run was asked to stop after `step`; a checkpoint of step `saved` is there (0: none)."""
-        kept = f"step {saved} is saved; the same command goes on from there" if saved else "no checkpoint is saved"
+        onward = "the same command goes on from there" if self._goes_on else "no run can go on from it"
+        kept = f"step {saved} is saved; {onward}" if saved else "no checkpoint is saved"
         self.note(f"stopped after step {step}; {kept}")
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
