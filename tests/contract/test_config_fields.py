@@ -82,7 +82,6 @@ ENGINE_ROWS = {
     "expert_tensor_parallel_size": undeclared(2, "expert_tensor_parallel"),
     "activation_checkpointing": Row(True, differs="layer_forwards"),
     "moe_aux_loss_coefficient": undeclared(0.1, "moe_aux_loss"),
-    "offload": undeclared(True, "offload"),
     "lora_rank": undeclared(8, "lora"),
 }
 FSDP2_ROWS = {
@@ -104,7 +103,6 @@ MEGATRON_ENGINE_ROWS = {
     "expert_tensor_parallel_size": no_experts(2),
     "activation_checkpointing": Row(True, differs="layer_forwards"),
     "moe_aux_loss_coefficient": no_experts(0.1),
-    "offload": undeclared(True, "offload", "megatron"),
     "lora_rank": undeclared(8, "lora", "megatron"),
 }
 MEGATRON_ROWS = {
@@ -215,7 +213,7 @@ def run(world, tmp_path_factory):
     return with_settings
 
 
-OFTEN = ("distributed_optimizer", "pipeline_layers", "recompute", "context_parallel_size", "offload", "lora_rank")
+OFTEN = ("distributed_optimizer", "pipeline_layers", "recompute", "context_parallel_size", "lora_rank")
 """Rows of Megatron that `make test` runs."""
 
 

@@ -32,7 +32,6 @@ def refusal(folder: Path, settings: dict[str, Any]) -> tuple[type, str]:
         {"context_parallel_size": 2},
         {"expert_parallel_size": 2},
         {"sequence_parallel": True},
-        {"offload": True},
         {"lora_rank": 8},
         {"moe_aux_loss_coefficient": 0.01},
     ],

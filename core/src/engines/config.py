@@ -100,7 +100,6 @@ class EngineConfig(Config):
     moe_aux_loss_coefficient: Annotated[float, Field(ge=0, allow_inf_nan=False)] = needs(
         "moe_aux_loss", 0.0, "Weight of the routers' load-balancing loss, whatever the model's config says."
     )
-    offload: bool = needs("offload", False, "Keep parameters and optimizer in host memory between phases.")
     lora_rank: Annotated[int, Field(ge=0)] = needs("lora", 0, "Rank of LoRA adapters; 0: train all weights.")
 
     @model_validator(mode="after")
