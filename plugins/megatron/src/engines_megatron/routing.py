@@ -33,6 +33,7 @@ class Routing:
         """`coefficient`: of the load-balancing loss; 0 leaves it a metric."""
         self._experts = architecture.experts.number if architecture.experts is not None else 0
         self._layers = architecture.num_layers
+        self._chunks = chunks
         self._routers = {id(chunk): chunk.routers() for chunk in chunks}
         self._layout = layout
         self._coefficient = coefficient
@@ -65,6 +66,7 @@ class Routing:
         finally:
             for router in routers:
                 router.recording = False
+            chunk.forget_routes()
 
     def finish(self, results: list[MicroResult] | None) -> list[MicroResult] | None:
         """After a pass: `results` with the metrics of all stages' layers. All ranks call it, with what they have."""
@@ -82,6 +84,8 @@ class Routing:
         if self._experts:
             self._set_scale(None)
             self._table = torch.empty(0)
+            for chunk in self._chunks:  # a recomputed forward routes outside of `recording`
+                chunk.forget_routes()
 
     def _set_scale(self, scale: float | None) -> None:
         for routers in self._routers.values():

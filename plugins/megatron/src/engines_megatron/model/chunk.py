@@ -34,6 +34,9 @@ class GPTChunk(GPTModel):  # type: ignore[misc]
             del self.output_layer
             self.score = nn.Linear(self.config.hidden_size, 1, bias=False, dtype=self.config.params_dtype)
 
+    def _set_attention_backend(self) -> None:
+        """Leave the environment alone: Megatron would write there what Transformer Engine takes for granted."""
+
     def forward(self, rows: Rows) -> Tensor:
         """Hidden states `[rows, 1, H]` of this rank, cut over tensor-parallel ranks under sequence parallelism."""
         hidden: Tensor = super().forward(
@@ -134,7 +137,15 @@ class GPTChunk(GPTModel):  # type: ignore[misc]
 
     def routers(self) -> list[Any]:
         """This chunk's routers in order of their layers; found by walking the chunk itself."""
-        return [layer.mlp.router for layer in self.decoder.layers if hasattr(layer.mlp, "router")]
+        return [layer.mlp.router for layer in self._mixtures()]
+
+    def forget_routes(self) -> None:
+        """Drop the probabilities that Megatron's dispatchers keep of a micro-batch, and its graph with them."""
+        for layer in self._mixtures():
+            layer.mlp.token_dispatcher.probs = None
+
+    def _mixtures(self) -> list[Any]:
+        return [layer for layer in self.decoder.layers if hasattr(layer.mlp, "router")]
 
 
 def frequencies(config: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
