@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
+from engines.testing.asking import can_be_asked_for
 from engines.testing.clause import clause_of
 from engines.testing.collecting import REPORT, Chapter, subject_of
 from engines.testing.layouts import SINGLE, Layout
@@ -23,7 +24,7 @@ class Active:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """`layout`: every layout of the engine; `some_layout`: a few; `parallel_layout`: a few of several ranks;
-        `any_model`: every model that it builds.
+        `any_model`: every model that it builds; `undeclared`: every capability that it must refuse.
         """
         if not isinstance(metafunc.definition.getparent(pytest.Module), Chapter):
             return
@@ -35,6 +36,8 @@ class Active:
             metafunc.parametrize("some_layout", [SINGLE, *several[: FEW - 1]], ids=str)
         if "any_model" in metafunc.fixturenames:
             metafunc.parametrize("any_model", [*subject.families, *subject.mixtures])
+        if "undeclared" in metafunc.fixturenames:
+            metafunc.parametrize("undeclared", sorted(can_be_asked_for(subject.config) - subject.capabilities))
         if "parallel_layout" in metafunc.fixturenames:
             metafunc.parametrize("parallel_layout", several[:FEW], ids=str)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engines.errors import EnginesError
+from engines.testing.asking import can_be_asked_for
 from engines.testing.clause import clause_of
 from engines.testing.conformance import Conformance
 from engines.testing.report import Report
@@ -62,18 +63,21 @@ class Chapter(pytest.Module):
         for item in super().collect():
             clause = clause_of(getattr(item, "obj", None))
             assert clause is not None, f"{item.nodeid} is no clause"
-            reason = clause.says_nothing_about(subject) or _lacks_processes(item, subject)
+            reason = clause.says_nothing_about(subject) or _lacks(item, subject)
             if reason is None:
                 yield item
             else:
                 report.leave_out(subject, item, reason)
 
 
-def _lacks_processes(item: pytest.Item | pytest.Collector, subject: Subject) -> str | None:
-    several = any(one.processes > 1 for one in subject.layouts)
-    if several or "parallel_layout" not in getattr(item, "fixturenames", ()):
-        return None
-    return "it runs in one process"
+def _lacks(item: pytest.Item | pytest.Collector, subject: Subject) -> str | None:
+    """Why there is no value for a parameter of the clause; None if there is."""
+    parameters = getattr(item, "fixturenames", ())
+    if "parallel_layout" in parameters and not any(one.processes > 1 for one in subject.layouts):
+        return "it runs in one process"
+    if "undeclared" in parameters and can_be_asked_for(subject.config) <= subject.capabilities:
+        return "it declares everything"
+    return None
 
 
 def subject_of(node: pytest.Item | pytest.Collector) -> Subject:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engines.capabilities import CAPABILITIES
+from engines.testing.asking import can_be_asked_for
 from engines.testing.clause import Clause
 from engines.testing.layouts import Layout
 from engines.testing.subject import Subject
@@ -92,7 +93,9 @@ def _verdict(found: Found, capability: str) -> str:
     tests = (found.proofs if declared else found.refusals)[capability]
     ran = [found.outcomes[test] for test in tests if test in found.outcomes]
     if not ran:
-        return "declared, but no test of this run is about it" if declared else "not applicable"
+        if declared or capability in can_be_asked_for(found.subject.config):
+            return f"{'' if declared else 'not '}declared, but no test of this run is about it"
+        return "not declared, and there is nothing by which to ask for it"
     failed = len(ran) - sum(ran)
     if failed:
         what = "declared" if declared else "not declared, and must be refused"
