@@ -15,7 +15,7 @@ import torch.distributed as dist
 from engines import checkpoint
 from engines.checkpoint.reading import Checkpoint, PartReader
 from engines.checkpoint_folder.manifest import TensorRecord
-from engines.errors import CheckpointError
+from engines.errors import CheckpointError, ModelError
 from support.checkpoints import save_on_rank, save_whole, tensors
 
 MODEL_FILES = ("additional_chat_templates/a b.jinja", "config.json")
@@ -124,6 +124,8 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
         checkpoint.open(tmp_path)
     with pytest.raises(CheckpointError, match="is a URL"):
         checkpoint.open("s3://bucket/step-20")
+    with pytest.raises(ModelError, match="is a URL"):
+        checkpoint.open_weights("memory://model")
     with pytest.raises(CheckpointError, match="is a URL"):
         save_whole("memory://step-20")  # type: ignore[arg-type]
 

@@ -212,3 +212,6 @@ def refuse(model: Path, target: Path) -> None:
             with pytest.raises(ConfigError) as caught:
                 worker.save_checkpoint(target / "step-1", contents=contents)
             assert message in str(caught.value)
+        for use in (worker.save_checkpoint, worker.load_checkpoint, worker.export):
+            with pytest.raises(EnginesError, match="memory://there is a URL"):
+                use("memory://there")

@@ -71,6 +71,13 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "unknown logger": (["trainer.loggers=[mlflow]"], ["trainer.loggers.0", "mlflow"]),
     "logger not installed": (["trainer.loggers=[wandb]"], ["wandb is not installed", "pip install wandb"]),
     "seed negative": (["trainer.seed=-1"], ["trainer.seed"]),
+    "model a URL": (["model.path=s3://bucket/model"], ["model.path: must not be a URL", "mount it, or copy it"]),
+    "output a URL": (["trainer.output_dir=memory://out"], ["trainer.output_dir: must not be a URL", "mount it"]),
+    "data a URL": (
+        ["data.train=https://host/a.jsonl", "data.eval=s3://b/c.jsonl"],
+        ["data.train: must not be a URL", "data.eval: must not be a URL"],
+    ),
+    "resume a URL": (["trainer.resume=gs://b/step-2"], ["trainer.resume: must not be a URL", "'gs://b/step-2'"]),
     "contents unknown": (
         ["trainer.checkpoint_contents=[model,optimiser]"],
         ["trainer.checkpoint_contents.1", 'Did you mean "optimizer"?'],

@@ -11,9 +11,9 @@ import math
 import os
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from engines.errors import LaunchError
+from engines.errors import NO_URLS, LaunchError
 
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -39,10 +39,20 @@ class Config(BaseModel):
         return value
 
 
+def _no_url(path: str) -> str:
+    if "://" in path:
+        raise ValueError(f"must not be a URL: {NO_URLS[0].lower()}{NO_URLS[1:]}")
+    return path
+
+
+LocalPath = Annotated[str, AfterValidator(_no_url)]
+"""A file or folder of a file system; all ranks see the same."""
+
+
 class ModelConfig(Config):
     """Which model, and in which precision it computes."""
 
-    path: str
+    path: LocalPath
     """Folder of a Hugging Face model: config.json, safetensors, and a tokenizer where the data needs one; or a
     checkpoint of any engine, of which the weights alone are taken."""
     dtype: Literal["float32", "bfloat16"] = "float32"

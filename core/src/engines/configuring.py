@@ -70,10 +70,16 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
 
 
 def _literals(model: type[BaseModel], path: list[Any]) -> list[str]:
-    owner = _model_at(model, path[:-1])
-    if owner is None or path[-1] not in owner.model_fields:
-        return []
-    return [str(arg) for arg in get_args(owner.model_fields[path[-1]].annotation)]
+    *place, name = [part for part in path if isinstance(part, str)]
+    owner = _model_at(model, place)
+    return _words(owner.model_fields[name].annotation) if owner is not None and name in owner.model_fields else []
+
+
+def _words(annotation: Any) -> list[str]:
+    """Every string that a Literal in the annotation allows, also inside of a list or a union."""
+    if isinstance(annotation, str):
+        return [annotation]
+    return [word for argument in get_args(annotation) for word in _words(argument)]
 
 
 def check_capabilities(

@@ -13,7 +13,7 @@ from typing import Literal
 
 import xxhash
 
-from engines.errors import EnginesError
+from engines.errors import NO_URLS, EnginesError
 
 Purpose = Literal["tmp", "replaced", "removed"]
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<purpose>tmp|replaced|removed)-[0-9a-f]{8}")
@@ -45,7 +45,7 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
 def local_folder(path: str | Path, *, error: type[EnginesError]) -> Path:
     """`path`, unless it is a URL, which is refused rather than made into a folder of that name."""
     if "://" in str(path):
-        raise error(f"{path} is a URL; only folders of a (shared) file system can be written and read")
+        raise error(f"{path} is a URL; only folders of a (shared) file system can be written and read", NO_URLS)
     return Path(path)
 
 

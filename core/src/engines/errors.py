@@ -92,6 +92,10 @@ class ModelError(EnginesError):
     """A model folder that cannot be loaded: weights missing, unknown architecture, truncated files."""
 
 
+NO_URLS = "Files are read in parts and folders are renamed, which object stores can't; mount it, or copy it to a disk"
+"""Why a path is no URL, and what to do."""
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """` Did you mean "x"?` for the closest of `choices`, or an empty string: to be put behind a sentence."""
     import difflib

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +17,11 @@ from engines.configuring import lack, validate
 from engines.contract import ExportPlan
 from engines.determinism import full_determinism, seed_everything
 from engines.device_services import DeviceServices
+from engines.durable import local_folder
 from engines.engine import Engine, InferResult, create
 from engines.engine.collectives import gather_outputs
 from engines.engine.creating import local_device
-from engines.errors import BatchError, CapabilityError
+from engines.errors import BatchError, CapabilityError, ModelError
 from engines.loading import load
 from engines.losses import Loss
 from engines.microbatch import split_over_ranks, units_of
@@ -179,7 +179,7 @@ class TrainingWorker:
         write_pretrained(
             stream,
             source=self.engine.model_files,
-            target=Path(path),
+            target=local_folder(os.fspath(path), error=ModelError),
             dtype=getattr(torch, self.engine.model.dtype),
             is_writer=self.rank == 0,
             model_type=self.selection.model_type,

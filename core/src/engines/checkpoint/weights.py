@@ -12,6 +12,8 @@ from torch.distributed import ProcessGroup
 from engines.checkpoint.reading import Checkpoint
 from engines.checkpoint.reading import open as open_checkpoint
 from engines.checkpoint_folder import is_checkpoint, needed_for_weights, why_no_model
+from engines.durable import local_folder
+from engines.errors import ModelError
 from engines.model_folder import read_config
 from engines.weights import PretrainedFolder, WeightsReader
 from engines.weights.safetensors_file import Index
@@ -26,7 +28,7 @@ def open_weights(path: str | Path, *, group: ProcessGroup | None = None) -> Weig
     `ModelError` for a folder that holds no model, and `CheckpointError`, on every rank, for a checkpoint that is
     incomplete or damaged.
     """
-    folder = Path(path)
+    folder = local_folder(path, error=ModelError)
     if error := why_no_model(folder):
         raise error
     if not is_checkpoint(folder):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from engines.checkpoint_folder.manifest import RESUMABLE, Content, unfit
-from engines.config import Config, EngineConfig, ModelConfig, OptimizerConfig, Positive
+from engines.config import Config, EngineConfig, LocalPath, ModelConfig, OptimizerConfig, Positive
 
 Logger = Literal["tensorboard", "wandb"]
 
@@ -15,9 +15,9 @@ Logger = Literal["tensorboard", "wandb"]
 class DataConfig(Config):
     """What to learn from. Formats: see `engines.recipes.data`."""
 
-    train: str
+    train: LocalPath
     """JSONL (.jsonl) or Parquet (.parquet) file to learn from."""
-    eval: str | None = None
+    eval: LocalPath | None = None
     """File of the same formats whose loss is measured, every trainer.eval_every steps and at the end."""
     max_length: Positive | None = None
     """Longest sample, in tokens."""
@@ -36,7 +36,7 @@ class TrainerConfig(Config):
 
     mini_batch_size: Positive
     """Samples of one optimizer step, over all ranks."""
-    output_dir: str
+    output_dir: LocalPath
     """Folder of metrics.jsonl, run.json, recipe.yaml, loss.png, checkpoints/ and export/."""
     steps: Positive | None = None
     """Optimizer steps; instead of epochs."""
@@ -59,7 +59,7 @@ class TrainerConfig(Config):
     as export/ has it. A run goes on only from the first three together."""
     save_on_exit: bool = True
     """Save a checkpoint when stopped by Ctrl-C or SIGTERM."""
-    resume: str = "auto"
+    resume: LocalPath = "auto"
     """auto: go on from the newest checkpoint in output_dir, if any; never: start afresh, in a folder without a
     run; otherwise the path of a checkpoint."""
     eval_every: Positive | None = None
