@@ -53,7 +53,7 @@ def draw(report: Report, model: str) -> str:
         for column, (name, tolerance, title) in enumerate(VALUES):
             _draw_values(axes[0][column], rows, report, model, name)
             axes[0][column].set_title(title, fontweight="bold")
-            _draw_differences(axes[1][column], rows, report, model, name, getattr(report.tolerances, tolerance))
+            _draw_differences(axes[1][column], rows, report, model, name, getattr(rows[0].tolerance, tolerance))
         figure.legend(loc="outside upper right", ncols=8, frameon=False)
         with StringIO() as text:
             figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

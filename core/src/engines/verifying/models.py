@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from engines.errors import EnginesError
 from engines.model_folder import read_config
 from engines.recipes.model_folder import inspect_model
 from engines.testing.layouts import Layout
@@ -47,7 +49,11 @@ class OwnModel:
     """The same folder for everything."""
 
     def __init__(self, folder: Path) -> None:
-        self._model = Model.at(folder, str(folder))
+        """Raises `EnginesError` where it holds no language model."""
+        try:
+            self._model = Model.at(folder, str(folder))
+        except EnginesError as error:  # what it calls model.path is called so by recipes
+            raise type(error)(error.message.replace("model.path:", "--model:"), error.remedy) from None
 
     def choose(self, subject: Subject, layout: Layout) -> Model | str:
         """The folder, or what the engine says against it."""
@@ -58,8 +64,12 @@ class TinyModels:
     """A dense one, and a mixture of experts for the layouts that shard experts: the first that an engine takes."""
 
     def __init__(self, make: Callable[[], Mapping[str, Path]]) -> None:
-        """`make`: writes those of all families."""
-        self._models = {family: Model.at(folder, family) for family, folder in make().items()}
+        """`make`: writes those of all families, when the first is needed."""
+        self._make = make
+
+    @cached_property
+    def _models(self) -> Mapping[str, Model]:
+        return {family: Model.at(folder, f"tiny {family}") for family, folder in self._make().items()}
 
     def choose(self, subject: Subject, layout: Layout) -> Model | str:
         """A model, or what the engine says against the first."""

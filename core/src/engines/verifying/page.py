@@ -34,11 +34,13 @@ def write_page(report: Report, file: Path) -> None:
     text = template.render(
         report=report,
         verdict=verdict(report),
-        tolerances=tolerances(report),
+        tolerances=list(tolerances(report)),
         rows=[_cells(row) for row in report.rows],
         failures=[f"{row.engine} at {row.layout}: {cause}" for row in report.rows for cause in row.causes],
         refusals=list(in_words(report.refusals)),
-        pictures={model: draw(report, model) for model in report.baselines},
+        pictures={
+            model: draw(report, model) for model in dict.fromkeys(row.model for row in report.rows if row.trained)
+        },
     )
     part = file.with_name(f".{file.name}.part")
     part.write_text(text)

@@ -81,6 +81,18 @@ def _compare(worker: TrainingWorker, exported: Path, expected: Path | None) -> t
     return 0.0, 0.0, []
 
 
+def export_rounded(model: Path, engine: Mapping[str, Any], export_to: Path) -> None:
+    """Write the model's weights, each number of them rounded otherwise."""
+    from engines.verifying.weights import round_otherwise
+    from engines.worker import TrainingWorker
+
+    with TrainingWorker({"path": str(model)}, engine) as worker:
+        worker.initialize()
+        worker.export(export_to)
+        if worker.rank == 0:
+            round_otherwise(export_to, SEED)
+
+
 def count_devices(torch_device: str) -> int:
     """How many devices of a kind this process sees."""
     import torch

@@ -41,7 +41,7 @@ class Row:
     layout: str
     model: str
     tolerance: Numbers
-    seconds: float
+    seconds: float = 0.0
     """As rank 0 counts them, from the engine's construction to the last comparison; until it failed, if it did."""
     differences: Numbers | None = None
     """None if the run failed."""

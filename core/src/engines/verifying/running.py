@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 from engines.launch.reports import Death
 from engines.launch.reports import Report as RankReport
@@ -14,7 +15,7 @@ from engines.testing.world import WorldError, Worlds
 from engines.verifying.contenders import Contender
 from engines.verifying.models import Model
 from engines.verifying.numbers import Trained
-from engines.verifying.ranks import Samples, train
+from engines.verifying.ranks import Samples, export_rounded, train
 
 LONGEST_MESSAGE = 600
 """Characters of a cause; what C++ has to say can fill pages."""
@@ -36,27 +37,40 @@ class Runner:
     worlds: Worlds
     scratch: Path
     steps: int
-    _kept: list[Path] = field(default_factory=list)
+    _folders: int = 0
 
     def run(
         self, engine: Contender, layout: Layout, model: Model, *, timeout: float, expected: Path | None = None
     ) -> tuple[Trained, Path]:
-        """What was trained, and where it is exported to, until the next run if it is compared with `expected`.
-
-        Raises `Failed`.
+        """What was trained, and where it is exported to; what is compared with nothing is kept, for others to be
+        compared with it. Raises `Failed`.
         """
-        export = self.scratch / (f"baseline-{len(self._kept)}" if expected is None else "export")
-        if expected is None:
-            self._kept.append(export)
+        export = self._new_folder() if expected is None else self.scratch / "export"
         rmtree(export, ignore_errors=True)
         samples = Samples(self.steps, model.vocab, model.longest)
         settings = engine.subject.settings(layout)
+        ranks = self._on_ranks(engine, layout, timeout, train, model.folder, settings, samples, export, expected)
+        return _agreed(ranks), export
+
+    def export_rounded(self, engine: Contender, layout: Layout, model: Model, *, timeout: float) -> Path:
+        """A folder with the model's weights, rounded otherwise. Raises `Failed`."""
+        folder = self._new_folder()
+        settings = engine.subject.settings(layout)
+        self._on_ranks(engine, layout, timeout, export_rounded, model.folder, settings, folder)
+        return folder
+
+    def _on_ranks(
+        self, engine: Contender, layout: Layout, timeout: float, function: Callable[..., Any], *arguments: Any
+    ) -> list[Any]:
         world = self.worlds.get(layout.processes, engine.selection, engine.subject.setup)
         try:
-            ranks = world(train, model.folder, settings, samples, export, expected, timeout=timeout)
+            return world(function, *arguments, timeout=timeout)
         except WorldError as error:
             raise _failed(error) from error
-        return _agreed(ranks), export
+
+    def _new_folder(self) -> Path:
+        self._folders += 1
+        return self.scratch / f"model-{self._folders}"
 
 
 def _agreed(ranks: Sequence[Trained]) -> Trained:

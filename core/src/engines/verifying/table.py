@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from engines.verifying.numbers import Numbers
 from engines.verifying.results import Report, Row, in_words
 
 HEADINGS = ("ENGINE", "LAYOUT", "LOSS", "GRAD NORM", "WEIGHTS", "EXPORTED", "SECONDS", "")
@@ -34,12 +35,20 @@ def print_report(report: Report) -> None:
 def preface(report: Report) -> Iterator[str]:
     """What was compared."""
     yield f"Largest relative differences from {report.against} in {report.steps} steps of 8 samples, float32."
-    yield f"{_models(report)}. Tolerances: {tolerances(report)}."
+    yield f"{_models(report)}."
+    yield from tolerances(report)
 
 
-def tolerances(report: Report) -> str:
-    """Each with its name."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in asdict(report.tolerances).items())
+def tolerances(report: Report) -> Iterator[str]:
+    """Those of all models, and of models that have others."""
+    raised = {row.model: row.tolerance for row in report.rows if row.tolerance != report.tolerances}
+    yield f"Tolerances: {_named(report.tolerances)}."
+    for model, tolerance in raised.items():
+        yield f"Of {model}, which magnifies rounding: {_named(tolerance)}."
+
+
+def _named(numbers: Numbers) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in asdict(numbers).items())
 
 
 def _models(report: Report) -> str:

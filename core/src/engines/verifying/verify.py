@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from engines.devices import check_known, named_device
 from engines.errors import EngineNotFound, LaunchError
@@ -55,7 +57,8 @@ def verify(request: Request, progress: Progress) -> Report:
     refusals = [*unusable, *plan.refusals, *(one for one in results if isinstance(one, Refusal))]
     check_somebody_runs(contenders, {row.engine for row in rows}, refusals)
     versions = _versions([compared_with, *contenders])
-    return Report(compared_with.name, request.steps, TOLERANCES, rows, refusals, baseline.trained, versions)
+    trained = {model: standard.trained for model, standard in baseline.standards.items()}
+    return Report(compared_with.name, request.steps, TOLERANCES, rows, refusals, trained, versions)
 
 
 def _engines(request: Request) -> tuple[Sequence[Contender], Sequence[Refusal], Contender]:
@@ -67,7 +70,7 @@ def _engines(request: Request) -> tuple[Sequence[Contender], Sequence[Refusal], 
     if not contenders:
         said = [f"No engine can be verified on {device or 'cpu'}."]
         said += [f"  {one.engine}: {one.reason}" for one in unusable]
-        raise EngineNotFound("\n".join(said), "Try: pip install engines-fsdp")
+        raise EngineNotFound("\n".join(said), None if unusable else "Try: pip install engines-fsdp")
     return contenders, unusable, find_baseline(request.against, device)
 
 
@@ -75,20 +78,22 @@ def _models(own: Path | None, maker: Contender, worlds: Worlds, scratch: Path) -
     """The user's, or tiny ones, which are made by the process in which `maker` will run."""
     if own is not None:
         return OwnModel(own)
-    world = worlds.get(1, maker.selection, maker.subject.setup)
-    return TinyModels(lambda: world(make_models, scratch)[0])
+    return TinyModels(lambda: _ask(worlds, maker, make_models, scratch))
 
 
 def _devices(worlds: Worlds, engine: Contender) -> int | None:
-    """As many as its processes see; the CPU's cores may be shared. Raises `LaunchError` if they can't use any."""
-    spec = engine.selection.device_spec
-    if spec.torch_device == "cpu":
-        return None
-    world = worlds.get(1, engine.selection, engine.subject.setup)
+    """As many as its processes see; the CPU's cores may be shared."""
+    kind = engine.selection.device_spec.torch_device
+    return None if kind == "cpu" else _ask(worlds, engine, count_devices, kind)
+
+
+def _ask(worlds: Worlds, engine: Contender, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a process says in which `engine` may run later. Raises `LaunchError` where none can be started."""
     try:
-        return int(world(count_devices, spec.torch_device)[0])
+        return worlds.get(1, engine.selection, engine.subject.setup)(function, *arguments)[0]
     except WorldError as error:
-        raise LaunchError(f"{engine.selection.device} can't be used: {error.last_words or error}") from error
+        said = f"No process can be started on {engine.selection.device}: {error}"
+        raise LaunchError(said, error.last_words or None) from error
 
 
 def _versions(engines: Sequence[Contender]) -> dict[str, str]:
@@ -97,17 +102,16 @@ def _versions(engines: Sequence[Contender]) -> dict[str, str]:
 
 
 def _result(run: Run, runner: Runner, baseline: Baseline) -> Row | Refusal:
-    name, layout = run.engine.name, run.layout.name
+    row = Row(run.engine.name, run.layout.name, run.model.name, TOLERANCES)
     began = time.monotonic()
     try:
-        wanted, folder = baseline.of(run.model)
-        began = time.monotonic()
-        limit = max(LIMIT_S, LIMIT_TIMES * wanted.seconds)
-        trained, _ = runner.run(run.engine, run.layout, run.model, timeout=limit, expected=folder)
+        standard = baseline.of(run.model)
+        row, began = replace(row, tolerance=standard.tolerance), time.monotonic()
+        limit = max(LIMIT_S, LIMIT_TIMES * standard.trained.seconds)
+        trained, _ = runner.run(run.engine, run.layout, run.model, timeout=limit, expected=standard.folder)
     except Failed as failed:
         if failed.refused:
-            return Refusal(name, layout, failed.cause)
-        seconds = time.monotonic() - began
-        return Row(name, layout, run.model.name, TOLERANCES, seconds, causes=[failed.cause])
-    numbers = compare(trained, wanted)
-    return Row(name, layout, run.model.name, TOLERANCES, trained.seconds, numbers, trained, trained.faults)
+            return Refusal(row.engine, row.layout, failed.cause)
+        return replace(row, seconds=time.monotonic() - began, causes=[failed.cause])
+    numbers = compare(trained, standard.trained)
+    return replace(row, seconds=trained.seconds, differences=numbers, trained=trained, causes=trained.faults)

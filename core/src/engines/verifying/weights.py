@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+ROUNDING = 2.0**-23
+"""The distance of float32's numbers from each other, relative to them."""
 FEW = 3
 """Names in a message."""
 
@@ -77,6 +80,17 @@ def difference(found: Tensor, expected: Tensor) -> float:
         return math.inf
     off, largest = (found - expected).abs().max().item(), expected.abs().max().item()
     return off / largest if math.isfinite(off) and largest else math.inf
+
+
+def round_otherwise(folder: Path, seed: int) -> None:
+    """Move each float32 number of a model folder by at most what rounding could have moved it."""
+    generator = torch.Generator().manual_seed(seed)
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(file)
+        for tensor in tensors.values():
+            if tensor.is_floating_point():
+                tensor.mul_(1 + ROUNDING * (2 * torch.rand(tensor.shape, generator=generator) - 1))
+        save_file(tensors, file, {"format": "pt"})
 
 
 def _other_names(who: str, found: Iterable[str], expected: Iterable[str]) -> Iterator[str]:
