@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines import Engine
+from engines.engine import Engine
 from engines.batch import Batch
 from engines.contract import MicroResult, hookimpl
 from engines.engine.binding import HOOKS, check_engine_class

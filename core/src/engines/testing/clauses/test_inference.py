@@ -73,11 +73,11 @@ def test_outputs_are_on_output_ranks(
     """
     settings = subject.settings(parallel_layout)
     answers = on_ranks(parallel_layout, infer, model(subject.family_at(parallel_layout)), settings)
-    first = answers[0][0].log_probs if answers[0][0] is not None else None
-    assert first is not None
+    first = answers[0][0]
+    assert first is not None and first.log_probs is not None, "rank 0 has no outputs"
     for rank, (shared, alone, is_output) in enumerate(answers):
         assert shared is not None and shared.log_probs is not None, f"rank {rank} has no outputs"
-        assert torch.equal(shared.log_probs, first), f"ranks 0 and {rank} have other outputs"
+        assert torch.equal(shared.log_probs, first.log_probs), f"ranks 0 and {rank} have other outputs"
         assert alone is not None or not is_output, f"rank {rank} is an output rank without outputs"
 
 
