@@ -236,6 +236,7 @@ def _serve(
 
     import torch
 
+    from engines.determinism import DETERMINISTIC_ENV
     from engines.device_services import DeviceServices
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
@@ -246,6 +247,7 @@ def _serve(
     importlib.import_module(device.module)
     on_host = device.torch_device == "cpu"
     if not on_host:
+        os.environ |= DETERMINISTIC_ENV  # read when the device is first used, which a deterministic run may not be
         DeviceServices(torch.device(device.torch_device, rank)).select()
     torch.distributed.init_process_group(
         device.dist_backend if on_host else f"cpu:gloo,{device.torch_device}:{device.dist_backend}",

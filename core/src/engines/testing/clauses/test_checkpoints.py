@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines import checkpoint
 from engines.contract import hookimpl
 from engines.losses import SFTLoss
 from engines.testing import plain
@@ -25,6 +24,7 @@ from engines.testing.layouts import SINGLE, Layout
 from engines.testing.reference.model import load_model
 from engines.testing.runs import OPTIMIZER, pack
 from engines.testing.samples import mini_batches
+from engines.testing.saved import assert_equal_checkpoints, tensors_in, weights_in
 from engines.testing.subject import Subject
 from engines.worker import TrainingWorker
 
@@ -76,25 +76,6 @@ def draws(worker: TrainingWorker) -> list[float]:
     """A number of each generator that dropout, or a sampler, may draw from."""
     numbers = torch.rand(()), torch.rand((), device=worker.device)
     return [random.random(), np.random.rand(), *(number.item() for number in numbers)]
-
-
-def tensors_in(path: Path) -> dict[str, Tensor]:
-    """Everything that a checkpoint holds of model and optimizer, by key, whole."""
-    saved = checkpoint.open(path)
-    reader = saved.reader(saved.manifest.contents)
-    found = {key: reader.read(key, (0,) * len(reader.shape(key)), reader.shape(key)) for key in sorted(reader.keys())}
-    reader.close()
-    return found
-
-
-def assert_equal_checkpoints(found: Path, expected: Path) -> None:
-    """Two checkpoints hold the same weights and optimizer state, to the bit."""
-    ours, theirs = tensors_in(found), tensors_in(expected)
-    assert ours.keys() == theirs.keys(), f"only one of them holds {sorted(ours.keys() ^ theirs.keys())}"
-    off = sorted(key for key, tensor in theirs.items() if not torch.equal(ours[key], tensor))
-    assert not off, (
-        f"the resumed run leaves other numbers in {len(off)} of {len(theirs)} tensors: {', '.join(off[:5])}"
-    )
 
 
 FirstStep = Callable[[str], Path]
@@ -288,12 +269,10 @@ def test_a_checkpoint_is_a_model(
             assert off <= LOG_PROBS, (
                 f"log-probabilities of {who} are {off:.1e} from those of rank {rank} at {some_layout}, which saved it"
             )
-    held = tensors_in(own)
-    extra = sorted(key for key in held if not key.startswith("model."))
-    assert not extra, f"an engine without an optimizer hands over {extra}"
-    trained = {key: tensor for key, tensor in tensors_in(saved).items() if key.startswith("model.")}
-    assert held.keys() == trained.keys(), (
-        f"one process and {some_layout} save other keys: {held.keys() ^ trained.keys()}"
-    )
-    off_keys = [key for key, tensor in trained.items() if not torch.equal(held[key], tensor)]
-    assert not off_keys, f"weights that were read are not those that were saved: {', '.join(off_keys)}"
+    extra = sorted(key for key in tensors_in(own) if not key.startswith("model."))
+    assert not extra, f"an engine without an optimizer hands over {', '.join(extra)}"
+    held, trained = weights_in(own), weights_in(saved)
+    names = sorted(held.keys() ^ trained.keys())
+    assert not names, f"one process and {some_layout} save weights by other names: {', '.join(names)}"
+    wrong = [name for name, tensor in trained.items() if not torch.equal(held[name], tensor)]
+    assert not wrong, f"weights that were read are not those that were saved: {', '.join(wrong)}"
