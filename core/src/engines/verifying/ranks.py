@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engines.devices import DEVICE_VARIABLE
 from engines.errors import EnginesError
 from engines.launch import RunFailed
 from engines.verifying.numbers import Trained
@@ -39,10 +41,9 @@ def train(
     the engine refuses when it has begun to train.
     """
     from engines.testing.runs import OPTIMIZER
-    from engines.worker import TrainingWorker
 
     began = time.monotonic()
-    with TrainingWorker({"path": str(model)}, engine, OPTIMIZER, total_steps=samples.steps) as worker:
+    with _worker(model, engine, OPTIMIZER, total_steps=samples.steps) as worker:
         worker.initialize()
         try:
             losses, grad_norms = _train(worker, samples)
@@ -51,6 +52,14 @@ def train(
         except EnginesError as error:
             raise RunFailed(str(error)) from error
     return Trained(losses, grad_norms, weights, exported, faults, time.monotonic() - began)
+
+
+def _worker(model: Path, engine: Mapping[str, Any], *arguments: Any, **more: Any) -> TrainingWorker:
+    """On the device that `engine` names, whatever the user's environment says: the baseline may run on another."""
+    from engines.worker import TrainingWorker
+
+    os.environ[DEVICE_VARIABLE] = engine["device"]
+    return TrainingWorker({"path": str(model)}, engine, *arguments, **more)
 
 
 def _train(worker: TrainingWorker, samples: Samples) -> tuple[list[float], list[float]]:
@@ -84,9 +93,8 @@ def _compare(worker: TrainingWorker, exported: Path, expected: Path | None) -> t
 def export_rounded(model: Path, engine: Mapping[str, Any], export_to: Path) -> None:
     """Write the model's weights, each number of them rounded otherwise."""
     from engines.verifying.weights import round_otherwise
-    from engines.worker import TrainingWorker
 
-    with TrainingWorker({"path": str(model)}, engine) as worker:
+    with _worker(model, engine) as worker:
         worker.initialize()
         worker.export(export_to)
         if worker.rank == 0:
