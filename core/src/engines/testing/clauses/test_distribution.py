@@ -17,8 +17,6 @@ from engines.registry import IN_PROCESS
 from engines.testing.clause import clause
 from engines.testing.subject import Subject
 
-HEAVY = {"torch", "transformers", "numpy"}
-
 
 def not_distributed(subject: Subject) -> str | None:
     """Why there is no wheel of it."""
@@ -67,13 +65,3 @@ def test_the_wheel_holds_the_manifest(subject: Subject, tmp_path: Path) -> None:
         points = PathDistribution(zipfile.Path(wheel, f"{info}/")).entry_points
     declared = EntryPoint(subject.selection.plugin, manifest.parent.name, GROUP)
     assert declared in points, f"the wheel's entry points {list(points)} lack {declared}"
-
-
-@clause("manifest.md#engine", unless=not_distributed)
-def test_settings_are_validated_without_torch(subject: Subject) -> None:
-    """The module of the config class imports no torch: a wrong setting is told at once, and where no torch is."""
-    module, _, name = str(subject.selection.config).partition(":")
-    code = f"import sys, {module}; {module}.{name}; print(*sorted({HEAVY} & {{*sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{module} can't be imported by itself:\n{done.stderr}"
-    assert not done.stdout.strip(), f"{module} imports {done.stdout.strip()}"
