@@ -45,7 +45,7 @@ def test_an_end_that_is_missing_is_said() -> None:
 @pytest.mark.more
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Links and anchors lead somewhere, every page is in the navigation, and nothing is fetched from elsewhere."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

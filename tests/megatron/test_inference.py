@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engines.batch import TokenOutputs
 from engines.losses import SFTLoss
-from engines.testing import plain
-from engines.testing.runs import pack, same_bits
+from engines.testing.runs import same_bits
 from engines.testing.samples import mini_batches
 from engines.testing.world import World
-from support.engine import OPTIMIZER, share, train_step, weights
+from support.engine import share, train_step, weights
 from support.megatron import LAYOUTS
 from support.megatron_engine import Chunks, megatron, process_wide
 
@@ -25,45 +23,6 @@ Worlds = Callable[[int], World]
 Deep = Callable[..., Path]
 
 FIRST, SECOND, _ = mini_batches()
-
-
-def infer(folder: Path, layout: str) -> tuple[TokenOutputs | None, TokenOutputs, bool]:
-    with megatron(folder, layout, {"micro_batch_size": 3}, optimizer=None) as engine:
-        batch = share(engine, FIRST)
-        alone = engine.infer_batch(batch, needs=["log_probs", "entropy"]).outputs
-        shared = engine.infer_batch(batch, needs=["log_probs", "entropy"], share=True).outputs
-        return alone, shared, engine.ranks.is_output
-
-
-@pytest.mark.parametrize(
-    ("family", "layout"),
-    [
-        ("llama", "tp2"),
-        ("qwen3", "cp2"),
-        ("llama_tied", "pp2"),
-        ("qwen3_moe", "tp2 sp"),
-        pytest.param("llama_tied", "pp2 vpp2", marks=pytest.mark.more),
-        pytest.param("qwen3", "tp2 cp2", marks=pytest.mark.more),
-        pytest.param("mixtral", "tp2 pp2", marks=pytest.mark.more),
-    ],
-)
-def test_outputs_equal_transformers_on_every_rank(family: str, layout: str, world: Worlds, deep: Deep) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(deep(family), attn_implementation="eager").eval()
-    log_probs = torch.cat([plain.log_probs(model, sample.input_ids) for sample in FIRST])
-    entropy = torch.cat([plain.entropies(model, sample.input_ids) for sample in FIRST])
-    starts = pack(FIRST).cu_seqlens[:-1]
-    answers = world(LAYOUTS[layout].processes)(infer, deep(family), layout)
-    assert sum(is_output for *_, is_output in answers) == 1
-    for alone, shared, is_output in answers:
-        torch.testing.assert_close(shared.log_probs, log_probs, rtol=1e-5, atol=5e-6)
-        torch.testing.assert_close(shared.entropy, entropy, rtol=1e-5, atol=5e-6)
-        assert torch.equal(shared.log_probs, answers[0][1].log_probs)
-        assert torch.equal(shared.entropy, answers[0][1].entropy)
-        assert not shared.log_probs[starts].any() and not shared.entropy[starts].any()
-        if is_output:
-            assert torch.equal(alone.log_probs, shared.log_probs)
 
 
 def state(chunks: Chunks) -> dict[str, Any]:
@@ -116,28 +75,3 @@ def infer_between(folder: Path, layout: str) -> None:
 )
 def test_inference_leaves_no_trace(family: str, layout: str, world: Worlds, deep: Deep) -> None:
     world(LAYOUTS[layout].processes)(infer_between, deep(family), layout)
-
-
-def nest_modes(folder: Path) -> None:
-    with megatron(folder, "pp2 vpp2", optimizer=OPTIMIZER, wrappers=[chunks := Chunks()]) as engine:
-        engine.infer_batch(share(engine, FIRST))
-
-        def training() -> set[bool]:
-            return {module.training for chunk in chunks.by_index.values() for module in chunk.modules()}
-
-        assert training() == {False}
-        with engine.train_mode():
-            assert training() == {True}
-            with engine.eval_mode():
-                assert training() == {False}
-                with pytest.raises(KeyError), engine.train_mode():
-                    assert training() == {True}
-                    raise KeyError
-                assert training() == {False}
-            engine.infer_batch(share(engine, FIRST))
-            assert training() == {True}
-        assert training() == {False}
-
-
-def test_modes_reach_every_chunk(world: Worlds, deep: Deep) -> None:
-    world(2)(nest_modes, deep("llama"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import torch
 
 import engines
 from engines.errors import ConfigError, LaunchError, ModelError
-from engines.testing.runs import same_bits
 from engines.testing.samples import mini_batches
-from engines.testing.tiny import tiny_folder
 from engines.testing.world import World
-from support.engine import OPTIMIZER, live_groups, live_tensors, opened, share, train_step, weights
+from support.engine import OPTIMIZER, live_groups, live_tensors, opened, share, train_step
 from support.megatron import LAYOUTS, settings
 from support.megatron_engine import megatron, process_wide
 
@@ -80,44 +77,6 @@ def test_twenty_engines_one_after_another(world: Worlds, deep: Deep) -> None:
         assert set(groups) == {groups[0]}
         assert set(tensors[1:]) == {tensors[1]}
         assert memory[-1] - memory[4] < 8 * 2**20, f"bytes after each engine: {memory}"
-
-
-def two_of_a_layout(folders: list[Path], layout: str) -> None:
-    """Two models, steps in turn, the first closed before the second; against each alone."""
-    alone = []
-    for folder in folders:
-        with megatron(folder, layout) as engine:
-            alone.append(([train_step(engine, samples) for samples in (FIRST, SECOND, THIRD)], weights(engine)))
-    before = live_groups()
-    with ExitStack() as stack:
-        one, other = (stack.enter_context(megatron(folder, layout)) for folder in folders)
-        shared = live_groups()
-        steps: list[list[Any]] = [[], []]
-        for samples in (FIRST, SECOND):
-            for engine, seen in zip((one, other), steps, strict=True):
-                seen.append(train_step(engine, samples))
-        steps[0].append(train_step(one, THIRD))
-        assert steps[0] == alone[0][0] and same_bits(weights(one), alone[0][1])
-        one.close()
-        assert live_groups() == shared
-        steps[1].append(train_step(other, THIRD))
-        assert steps[1] == alone[1][0] and same_bits(weights(other), alone[1][1])
-    assert live_groups() == before
-    assert alone[0] != alone[1]
-
-
-@pytest.mark.parametrize(
-    ("family", "layout"),
-    [
-        ("qwen3_moe", "tp2 sp"),
-        ("llama_tied", "pp2 vpp2"),
-        pytest.param("qwen3_moe", "pp2 ep2", marks=pytest.mark.more),
-        pytest.param("llama_tied", "pp2 dp2 distributed", marks=pytest.mark.more),
-    ],
-)
-def test_two_engines_of_a_layout_train_as_if_alone(family: str, layout: str, world: Worlds, deep: Deep) -> None:
-    folders = [deep(family), deep(family, seed=1)]
-    world(LAYOUTS[layout].processes)(two_of_a_layout, folders, layout)
 
 
 def another_layout(folder: Path) -> None:
@@ -220,17 +179,3 @@ def test_fsdp2_and_megatron_in_one_process(family: str, layout: str, world: Worl
     for steps in world(2)(beside_fsdp2, deep(family), layout):
         for ours, theirs in steps:
             assert ours == pytest.approx(theirs, rel=5e-6)
-
-
-def infer_beside(folder: Path) -> None:
-    """An actor and its reference, whose weights stay."""
-    with megatron(folder, "tp2 sp") as actor, megatron(folder, "tp2 sp", optimizer=None) as reference:
-        before = reference.infer_batch(share(reference, FIRST), share=True).outputs.log_probs
-        assert torch.equal(actor.infer_batch(share(actor, FIRST), share=True).outputs.log_probs, before)
-        train_step(actor, FIRST)
-        assert torch.equal(reference.infer_batch(share(reference, FIRST), share=True).outputs.log_probs, before)
-        assert not torch.equal(actor.infer_batch(share(actor, FIRST), share=True).outputs.log_probs, before)
-
-
-def test_an_actor_and_its_reference(world: Worlds, tmp_path: Path) -> None:
-    world(2)(infer_beside, tiny_folder(tmp_path, "qwen3"))

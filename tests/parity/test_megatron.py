@@ -6,8 +6,7 @@ import pytest
 
 from engines.testing.runs import assert_metrics_agree, assert_weights_agree, train_with_worker
 from engines.testing.samples import mini_batches
-from engines.worker import TrainingWorker
-from support.megatron import DENSE, FAMILIES, LAYERS, LAYOUTS, MIXTURES, fits, settings
+from support.megatron import FAMILIES, LAYERS, LAYOUTS, fits, settings
 
 METRICS, WEIGHTS = 5e-6, 3e-5
 TIME_LIMIT = 90.0
@@ -72,16 +71,6 @@ def test_equals_the_reference(family, layout, batching, world, deep, reference_r
     assert_weights_agree(runs[0].weights, expected.weights, WEIGHTS)
 
 
-@pytest.mark.parametrize("layout", ["pp2", "pp4 uneven", "pp2 vpp2", "pp2 dp2 distributed"])
-def test_fewer_samples_than_stages(layout, world, deep, reference_run):
-    """A single sample: a stage, a chunk or a rank has nothing of its own to do."""
-    run = world(LAYOUTS[layout].processes)
-    runs = run(train_with_worker, deep("llama_tied"), mini_batches(1), settings(layout), timeout=TIME_LIMIT)
-    expected = reference_run("llama_tied", 1, num_hidden_layers=LAYERS)
-    assert_metrics_agree(runs, expected, METRICS)
-    assert_weights_agree(runs[0].weights, expected.weights, WEIGHTS)
-
-
 @pytest.mark.parametrize("layout", ["single", "tp2 sp", "pp2"])
 def test_a_padding_token_that_is_read(layout, world, folder, reference_run):
     """Instruct models end turns with it; transformers gives its embedding no gradient for that."""
@@ -91,30 +80,3 @@ def test_a_padding_token_that_is_read(layout, world, folder, reference_run):
     expected = reference_run("llama_tied", 8, **model)
     assert_metrics_agree(runs, expected, METRICS)
     assert_weights_agree(runs[0].weights, expected.weights, WEIGHTS)
-
-
-def layout_of(folder, engine):
-    """What the engine says that it built."""
-    with TrainingWorker({"path": str(folder)}, engine) as worker:
-        worker.initialize()
-        return worker.describe()
-
-
-OFTEN = ("tp2 cp2", "pp2 vpp2", "pp2 ep2", "tp2 etp2", "pp2 dp2 distributed")
-
-
-@pytest.mark.parametrize(
-    "layout", [pytest.param(layout, marks=() if layout in OFTEN else pytest.mark.more) for layout in LAYOUTS]
-)
-def test_it_says_what_it_built(layout, world, deep):
-    how = LAYOUTS[layout]
-    family = next(family for family in (*DENSE, *MIXTURES) if fits(family, layout))
-    for built in world(how.processes)(layout_of, deep(family), settings(layout)):
-        sizes = {name: size for name, size in how.engine.items() if name.endswith("_parallel_size")}
-        held = {"tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"}
-        replica = 1
-        for name in held & sizes.keys():
-            replica *= sizes[name]
-        expected = {**dict.fromkeys(built["layout"], 1), **sizes, "data_parallel_size": how.processes // replica}
-        assert built["layout"] == expected
-        assert built["world_size"] == how.processes and len(built["parameters_per_rank"]) == how.processes

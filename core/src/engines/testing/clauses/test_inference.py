@@ -122,7 +122,9 @@ def infer_again(folder: Path, settings: dict[str, Any], before: bool) -> Tensor:
         worker.train_mini_batch(second, SFTLoss())
         outputs = worker.infer_batch(first).outputs
         assert outputs is not None and outputs.log_probs is not None
-        assert old is None or not torch.equal(outputs.log_probs, old.log_probs), "the step changed no output"
+        if old is not None:
+            assert old.log_probs is not None
+            assert not torch.equal(outputs.log_probs, old.log_probs), "the step changed no output"
         return outputs.log_probs
 
 
