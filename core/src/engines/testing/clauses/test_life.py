@@ -172,7 +172,6 @@ def close_at_any_point(
         left[when] = (live_groups() - groups, live_bytes() - held)
 
     engines.create({"path": str(folder)}, settings).close()
-    note("an engine that was never initialised")
     half = engines.create({"path": str(broken)}, settings)
     try:
         half.initialize()
@@ -180,7 +179,7 @@ def close_at_any_point(
         refusal = str(error)
     half.close()
     del half
-    note("an engine whose `initialize` failed")
+    note("an engine that was never initialised, and one whose `initialize` failed")
     with opened(folder, settings) as engine:
         found = [train_step(engine, FIRST)]
         engine.infer_batch(share(engine, SECOND))
