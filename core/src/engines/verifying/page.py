@@ -10,7 +10,7 @@ from typing import Any
 from engines.errors import ConfigError
 from engines.verifying.curves import draw
 from engines.verifying.results import Report, Row, in_words
-from engines.verifying.table import number, tolerances, verdict
+from engines.verifying.table import number, steps, tolerances, verdict
 
 TEMPLATE = "page.html"
 
@@ -33,6 +33,7 @@ def write_page(report: Report, file: Path) -> None:
     template = Environment(loader=PackageLoader("engines", "verifying"), autoescape=True).get_template(TEMPLATE)
     text = template.render(
         report=report,
+        steps=steps(report),
         verdict=verdict(report),
         tolerances=list(tolerances(report)),
         rows=[_cells(row) for row in report.rows],

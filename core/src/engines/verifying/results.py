@@ -30,7 +30,13 @@ def in_words(refusals: Iterable[Refusal]) -> Iterator[str]:
         layouts.setdefault((one.engine, one.reason), []).extend([one.layout] if one.layout else [])
     for (engine, reason), names in layouts.items():
         where = f" at {', '.join(names)}" if names else ""
-        yield f"{engine}{where}: {' '.join(reason.split())}"
+        yield f"{engine}{where}: {_on_a_line(reason)}"
+
+
+def _on_a_line(text: str) -> str:
+    """Lines are sentences, also where they end without a full stop."""
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return " ".join([*(line if line[-1] in ".:;," else f"{line}." for line in lines[:-1]), *lines[-1:]])
 
 
 @dataclass(frozen=True)

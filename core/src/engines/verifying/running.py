@@ -94,7 +94,9 @@ def _failed(error: WorldError) -> Failed:
         case RankReport() as report:
             said = f"rank {report.rank}: {report.message}"
         case Death() as death:
-            said = f"{death}" + (f" after its last words: {error.last_words}" if error.last_words else "")
+            said = f"{death}"
+            if error.last_words:
+                said = f"{said.removesuffix(' and said nothing')}; its last words: {error.last_words}"
         case None:
             said = f"{error}"
     said = " ".join(said.split())

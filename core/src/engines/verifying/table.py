@@ -34,7 +34,7 @@ def print_report(report: Report) -> None:
 
 def preface(report: Report) -> Iterator[str]:
     """What was compared."""
-    yield f"Largest relative differences from {report.against} in {report.steps} steps of 8 samples, float32."
+    yield f"Largest relative differences from {report.against} in {steps(report)} of 8 samples, float32."
     yield f"{_models(report)}."
     yield from tolerances(report)
 
@@ -49,6 +49,11 @@ def tolerances(report: Report) -> Iterator[str]:
 
 def _named(numbers: Numbers) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in asdict(numbers).items())
+
+
+def steps(report: Report) -> str:
+    """How many."""
+    return "1 step" if report.steps == 1 else f"{report.steps} steps"
 
 
 def _models(report: Report) -> str:
