@@ -92,6 +92,14 @@ def test_unwrap(make):
     assert len(observer.seen) == 1
 
 
+def test_a_wrapper_needs_no_hash(make):
+    class Unhashable(Observer):
+        __hash__ = None
+
+    make(wrappers=[observer := Unhashable()]).close()
+    assert observer.seen == []
+
+
 def test_a_wrapper_may_change_what_passes(make):
     class Uncertain:
         @hookimpl(wrapper=True)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.engine import Engine
 from engines.batch import Batch
 from engines.contract import MicroResult, hookimpl
+from engines.engine import Engine
 from engines.engine.binding import HOOKS, check_engine_class
 from engines.errors import ContractError
 from engines.loading import load
@@ -215,7 +215,7 @@ def test_results_are_one_per_micro_batch_and_detached(layout: Layout, records: R
             assert not one.attached, f"{one} on rank {rank} gave results with a graph: {one.attached}"
 
 
-@clause("engines.batch:Batch")
+@clause("contract.md#what-an-engine-leaves-behind")
 def test_batches_are_not_changed(layout: Layout, records: Records) -> None:
     """Neither training nor inference writes into the batch, nor into the micro-batches that are cut from it."""
     for rank, found in enumerate(records(layout)):
@@ -297,7 +297,7 @@ def _check_faults(layout: Layout, subject: Subject, on_ranks: OnRanks, model: Mo
             )
 
 
-@clause("writing-an-engine.md#forward_backward_batch-the-heart")
+@clause("contract.md#what-an-engine-leaves-behind")
 def test_exceptions_reach_the_caller_and_leave_nothing(subject: Subject, on_ranks: OnRanks, model: Model) -> None:
     """An exception in a forward comes out of `train_batch` and `infer_batch` as it is, and the next step is as if
     nothing had been.
@@ -305,7 +305,7 @@ def test_exceptions_reach_the_caller_and_leave_nothing(subject: Subject, on_rank
     _check_faults(SINGLE, subject, on_ranks, model)
 
 
-@clause("writing-an-engine.md#forward_backward_batch-the-heart", needs={"data_parallel"})
+@clause("contract.md#what-an-engine-leaves-behind", needs={"data_parallel"})
 def test_ranks_go_on_together_after_an_exception(subject: Subject, on_ranks: OnRanks, model: Model) -> None:
     """Where data-parallel ranks meet the same exception, none waits for another, and their next step is as if nothing
     had been.

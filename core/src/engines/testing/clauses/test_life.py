@@ -48,7 +48,7 @@ def two_at_once(folders: Sequence[Path], settings: dict[str, Any]) -> tuple[list
     return together, alone
 
 
-@clause("engines.contract:BaseEngine")
+@clause("contract.md#several-in-one-process")
 def test_two_engines_train_as_if_alone(
     subject: Subject, some_layout: Layout, on_ranks: OnRanks, model: Model
 ) -> None:
@@ -100,7 +100,7 @@ def has_one_layout(subject: Subject) -> str | None:
     return None if _two_layouts(subject) else "it has fewer than two layouts of two processes"
 
 
-@clause("engines.contract:BaseEngine", unless=has_one_layout)
+@clause("contract.md#several-in-one-process", unless=has_one_layout)
 def test_another_layout_beside_it_works_or_is_refused(subject: Subject, on_ranks: OnRanks, model: Model) -> None:
     """An engine of another layout in the same process works, or is refused with a message and disturbs nothing."""
     found = _two_layouts(subject)
@@ -143,14 +143,14 @@ def may_have_company(subject: Subject) -> str | None:
     return "its manifest doesn't say process = exclusive" if subject.selection.process == "shared" else None
 
 
-@clause("manifest.md#keys", unless=must_be_alone)
+@clause("contract.md#several-in-one-process", unless=must_be_alone)
 def test_another_backend_may_live_beside_it(subject: Subject, on_ranks: OnRanks, model: Model) -> None:
     """An engine whose `process` is shared trains beside one of another backend, and neither disturbs the other."""
     ((mine, theirs),) = on_ranks(SINGLE, beside_the_reference, model(subject.families[0]), subject.settings())
     _check_steps(mine, theirs, "an engine beside the reference engine, which did the same steps")
 
 
-@clause("manifest.md#keys", unless=may_have_company)
+@clause("contract.md#several-in-one-process", unless=may_have_company)
 def test_no_other_backend_may_live_beside_it(subject: Subject, on_ranks: OnRanks, model: Model) -> None:
     """Where `process` is exclusive, another backend is refused in the process, with a message that names both."""
     (refusal,) = on_ranks(SINGLE, refuse_company, model(subject.families[0]), subject.settings())
@@ -189,7 +189,7 @@ def close_at_any_point(
     return refusal, found, expected, left
 
 
-@clause("engines.contract:BaseEngine.close")
+@clause("contract.md#what-an-engine-leaves-behind")
 def test_closing_at_any_point_leaves_nothing(
     subject: Subject, some_layout: Layout, on_ranks: OnRanks, model: Model, tmp_path: Path
 ) -> None:

@@ -85,7 +85,7 @@ def watch_a_step(folder: Path, settings: dict[str, Any]) -> tuple[list[int], int
         return watch.alive, watch.count(), sum(map(bool, watch.seen))
 
 
-@clause("writing-an-engine.md#forward_backward_batch-the-heart")
+@clause("contract.md#what-an-engine-leaves-behind")
 def test_graphs_die_with_their_micro_batch(
     subject: Subject, some_layout: Layout, on_ranks: OnRanks, model: Model
 ) -> None:
@@ -124,7 +124,7 @@ def _private_bytes() -> int:
     return private
 
 
-@clause("engines.contract:MicroResult")
+@clause("contract.md#what-an-engine-leaves-behind")
 def test_memory_does_not_grow(subject: Subject, some_layout: Layout, on_ranks: OnRanks, model: Model) -> None:
     """After 50 steps a process holds at most 2 % more memory than after 10: nothing of a step outlives it."""
     stages, chunks = _pipeline(some_layout)

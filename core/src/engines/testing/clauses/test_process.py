@@ -101,7 +101,7 @@ def _change_of(name: str, before: Any, after: Any) -> str:
     return said if len(said) < 200 else name
 
 
-@clause("writing-an-engine.md#describe-and-close")
+@clause("contract.md#what-an-engine-leaves-behind")
 def test_the_process_is_left_as_it_was(subject: Subject, model: Model) -> None:
     """Beyond what its manifest says (`env`, `prepare`), an engine leaves nothing global behind: no environment
     variable, thread, signal handler, hook, mode, default or process group. Nor has it drawn from the process's random
