@@ -71,8 +71,7 @@ bench: $(VENV)/.setup-installed ## the benchmarks, one table each
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/.setup-installed ## write what docs/ says of the code from the code, and build the site: site/index.html
 	$(BIN)/python tools/generate_docs.py
-	$(BIN)/mkdocs build --quiet --strict
-	@echo "site/index.html"
+	$(BIN)/mkdocs build --strict
 
 clean: ## remove .venv, the converted model and everything that runs wrote
 	rm -rf $(VENV) .cache outputs site
