@@ -19,7 +19,7 @@ DEMO_OUTPUT := outputs/demo
 PROMPT      ?= How do I take care of my teeth?
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test test-more test-real test-mindspeed test-npu check bench docs clean
+.PHONY: help demo setup test test-more test-real test-mindspeed test-npu test-sabotage check bench docs clean
 
 help: ## what this Makefile can do
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -37,11 +37,11 @@ setup: $(VENV)/.setup-installed ## .venv with core, every plugin under plugins/ 
 
 test: $(VENV)/.setup-installed ## a fair sample of the tests
 	@$(SIMULATED_NPU)
-	$(BIN)/python -m pytest -m "not more and not real and not mindspeed and not npu"
+	$(BIN)/python -m pytest -m "not more and not real and not mindspeed and not npu and not sabotage"
 
 test-more: $(VENV)/.setup-installed ## what `make test` leaves out
 	@$(SIMULATED_NPU)
-	$(BIN)/python -m pytest -m "more and not real and not mindspeed and not npu"
+	$(BIN)/python -m pytest -m "more and not real and not mindspeed and not npu and not sabotage"
 
 test-real: $(VENV)/.setup-installed $(VENV)/.demo-installed ## the tests that need the SmolLM2 weights
 	@$(BIN)/python examples/prepare_smollm2.py $(MODEL)
@@ -52,6 +52,9 @@ test-mindspeed: $(VENV)/.setup-installed ## MindSpeed's own patches on a simulat
 		echo "MINDSPEED_SRC must name a checkout of MindSpeed, of a branch that docs/mindspeed.md lists."; exit 1; }
 	@$(SIMULATED_NPU)
 	MINDSPEED_SRC="$(abspath $(MINDSPEED_SRC))" $(BIN)/python -m pytest -m mindspeed
+
+test-sabotage: $(VENV)/.setup-installed ## engines that break the contract in one way each, held to the whole kit
+	$(BIN)/python -m pytest -m sabotage
 
 test-npu: $(VENV)/.setup-installed ## the tests that need NPUs, CANN, torch_npu and MindSpeed
 	$(BIN)/python -m pytest -m npu

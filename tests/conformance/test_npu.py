@@ -1,4 +1,4 @@
-"""Both engines on simulated NPUs, held to the whole contract by the command that an author types."""
+"""Both engines on simulated NPUs, held to what a device can break, by the command that an author types."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from support.mindspeed import make_site
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(900)]
 
+CLAUSES = "equals_plain or aligned_and_in_order or skipped_step or to_the_bit or newest_weights or deterministic"
+"""Words of clauses that run at every layout, or hold a device's random numbers and bits; it is too slow for all."""
+
 
 @pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
 def test_it_keeps_the_contract(engine: str, simulated_npu: Path, tmp_path: Path) -> None:
@@ -21,7 +24,20 @@ def test_it_keeps_the_contract(engine: str, simulated_npu: Path, tmp_path: Path)
     empty = tmp_path / "empty"
     empty.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--engine", engine, "--device", "npu", "-q", "-p", "no:cacheprovider"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--engine",
+            engine,
+            "--device",
+            "npu",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            CLAUSES,
+        ],
         cwd=empty,
         env={**os.environ, "PYTHONPATH": os.pathsep.join((PYTHONPATH, str(site))), "ENGINES_DEVICE": "npu"},
         capture_output=True,

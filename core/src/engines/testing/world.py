@@ -193,7 +193,7 @@ class Worlds:
     def get(self, size: int, selection: Selection, setup: str | None = None) -> World:
         """A world of `size` processes for an engine; engines that don't mind share it."""
         alone = selection.process == "exclusive" or bool(selection.before)
-        key = (size, selection.device, selection.owner if alone or setup else None, setup)
+        key = (size, selection.device, selection.owner if alone else None, setup)
         if key not in self._worlds:
             self._worlds[key] = World(
                 size,
