@@ -14,9 +14,9 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from support.memory import peak, reset_peak
 from support.workload import OPTIMIZER, model_folder, plain_update
 
 from engines.batch import Batch
@@ -29,17 +29,6 @@ SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 192, "num_
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 SEQUENCE = 256
 MIB = 2**20
-
-
-def peak() -> int:
-    """Highest resident memory of this process since `reset_peak`, in bytes."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-
-
-def reset_peak() -> None:
-    """Make the kernel forget it."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def batch_of(tokens: int) -> Batch:

@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,9 @@ from typing import Literal
 import xxhash
 
 from engines.errors import NO_URLS, EnginesError
+
+_LARGE = 2**20
+"""Bytes of a chunk that is worth a second thread."""
 
 Purpose = Literal["tmp", "replaced", "removed"]
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<purpose>tmp|replaced|removed)-[0-9a-f]{8}")
@@ -33,10 +37,16 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
     """Write a new file and wait until the disk has it; the checksum is taken of the bytes on their way."""
     digest = xxhash.xxh3_128()
     size = 0
-    with path.open("xb") as file:
+    # A second thread takes the checksum of a large chunk while it is written; both leave the interpreter to others.
+    with path.open("xb") as file, ThreadPoolExecutor(1) as hashing:
         for chunk in chunks:
+            if len(chunk) < _LARGE:
+                digest.update(chunk)
+                size += file.write(chunk)
+                continue
+            hashed = hashing.submit(digest.update, chunk)
             size += file.write(chunk)
-            digest.update(chunk)
+            hashed.result()
         file.flush()
         os.fsync(file.fileno())
     return Written(size, digest.hexdigest())
