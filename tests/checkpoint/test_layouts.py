@@ -117,7 +117,7 @@ def test_only_files_that_hold_the_block_are_opened(tmp_path: Path, world) -> Non
 
 def test_a_part_that_was_not_saved(tmp_path: Path) -> None:
     save_whole(tmp_path / "a", shards=[Shard("model.w", (2,), (0,), torch.ones(2))])
-    with pytest.raises(CheckpointError, match="holds model, but not optimizer"):
+    with pytest.raises(CheckpointError, match="holds model, state, but not optimizer"):
         checkpoint.open(tmp_path / "a").reader(["model", "optimizer"])
 
 

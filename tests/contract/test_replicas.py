@@ -33,7 +33,7 @@ class Pair(BigramEngine):
 
 def run(engine_class):
     """Inference with and without sharing, a step with what was inferred, and a step without targets."""
-    with registered(engine_class):
+    with registered(engine_class, capabilities=["data_parallel", "export"]):
         engine = create(MODEL, {"strategy": "bigram", "micro_batch_size": 2}, {"lr": 0.1})
     with engine:
         engine.initialize()

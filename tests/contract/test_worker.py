@@ -109,7 +109,7 @@ def test_refused_wrappers_leave_nothing_behind():
 
 def abacus(module):
     """A device of a plugin's own, which is the CPU in torch."""
-    spec = DeviceSpec("abacus", 1, (), module, "gloo", None, "cpu")
+    spec = DeviceSpec("abacus", 1, ("/dev/null",), module, "gloo", None, "cpu")
     return registered(device="abacus", devices=[spec])
 
 

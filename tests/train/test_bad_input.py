@@ -354,7 +354,7 @@ def test_a_device_whose_module_is_missing(work: Path, capsys: pytest.CaptureFixt
     from engines.devices import DeviceSpec
     from support.bigram import registered
 
-    abacus = DeviceSpec("abacus", 1, (), "torch_abacus", "gloo", None, "cpu")
+    abacus = DeviceSpec("abacus", 1, ("/dev/null",), "torch_abacus", "gloo", None, "cpu")
     overrides = ["engine.strategy=bigram", "engine.device=abacus"]
     with registered(device="abacus", devices=[abacus]):
         check(work, overrides, ["needs the module torch_abacus, which is not installed"], capsys, monkeypatch)
