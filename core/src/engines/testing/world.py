@@ -12,6 +12,7 @@ since its other ranks may wait in a collective for ever.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing.util
 import os
@@ -256,6 +257,8 @@ def _serve(
         world_size=size,
         timeout=datetime.timedelta(seconds=100),
     )
+    # What is imported by now stays: to look through it again takes most of the time of an engine's `close`.
+    gc.freeze()
     while True:
         try:
             job = pipe.recv_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,7 +162,8 @@ def test_settings_are_checked_without_torch(subject: Subject, model: Model, tmp_
     chosen = subject.settings()
     arguments = [chosen["strategy"], chosen["device"], subject.setup or "", str(tmp_path)]
     command = [sys.executable, "-m", checking.__name__, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # where what `setup` names may have been found
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
     assert done.returncode == 0, f"checking settings in a fresh interpreter fails:\n{done.stderr}"
     found = json.loads(done.stdout)
     where = f"{subject.config.__module__}.{subject.config.__name__}"
