@@ -2,67 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support.sabotage import SABOTAGES, Sabotage
-from support.sabotage.table import SOUND
+from engines.testing.fixtures import Model, PlainRun, kit_worlds, model, plain_run  # noqa: F401 (fixtures)
+from engines.testing.world import Worlds
+from support.sabotage import SABOTAGES, SOUND, Sabotage, registered
+from support.sabotage.running import Shared, run_kit
 
-SETUP = "support.sabotage:register"
+ALL = 80
+"""Tests of the kit that any engine meets, at least."""
 OTHERS = 3
-"""How many clauses but the one that is named for a sabotage may notice it too."""
+"""How many clauses, test functions of the kit whatever their parameters, may notice a sabotage beside its own."""
+
+pytestmark = pytest.mark.timeout(900)
 
 
-class Failures:
-    """Notes which clauses failed, and what they said."""
-
-    def __init__(self) -> None:
-        self.said: dict[str, str] = {}
-        self.ran = 0
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self.ran += report.when == "call"
-        if report.failed:
-            clause = report.nodeid.rpartition("::")[2].partition("[")[0]
-            self.said.setdefault(clause, str(report.longrepr)[-600:])
-
-
-def run_kit(engine: str, folder: Path) -> Failures:
-    """The whole kit in this process, in a folder that holds three lines."""
-    lines = f"from engines.testing import conformance\n\ntests = conformance({engine!r}, setup={SETUP!r})\n"
-    file = folder / "test_conformance.py"
-    file.write_text(lines)
-    failures = Failures()
-    options = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--rootdir", str(folder), "-c", "/dev/null"]
-    pytest.main([*options, str(file)], plugins=[failures])
-    return failures
+@pytest.fixture(scope="module")
+def shared(kit_worlds: Worlds, model: Model, plain_run: PlainRun) -> Iterator[Shared]:  # noqa: F811
+    with registered():
+        yield Shared(kit_worlds, model, plain_run)
 
 
 @pytest.mark.more
-@pytest.mark.timeout(900)
-def test_a_sound_engine_of_several_processes(tmp_path: Path) -> None:
-    failures = run_kit(SOUND, tmp_path)
-    assert failures.ran > 80
-    assert not failures.said
+def test_a_sound_engine_of_several_processes_passes(shared: Shared, tmp_path: Path) -> None:
+    outcome = run_kit(SOUND, shared, tmp_path)
+    assert outcome.tests > ALL
+    assert not outcome.failures, str(outcome)
 
 
-def test_they_are_at_least_fifteen() -> None:
-    assert len(SABOTAGES) >= 15
-    assert len({one.name for one in SABOTAGES}) == len(SABOTAGES)
+def test_no_sabotage_is_named_twice() -> None:
+    assert len({one.name for one in SABOTAGES}) == len(SABOTAGES) >= 15
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "sabotage",
-    [
-        pytest.param(one, id=one.name, marks=pytest.mark.more if one.often else pytest.mark.sabotage)
-        for one in SABOTAGES
-    ],
+    [pytest.param(one, id=one.name, marks=pytest.mark.sabotage) for one in SABOTAGES],
 )
-def test_it_is_caught(sabotage: Sabotage, tmp_path: Path) -> None:
-    failures = run_kit(sabotage.name, tmp_path)
-    caught = set(failures.said)
-    assert sabotage.caught_by in caught, f"not caught by {sabotage.caught_by}, but by {failures.said}"
-    assert len(caught - {sabotage.caught_by}) <= OTHERS, f"caught by {failures.said}"
+def test_it_is_caught(sabotage: Sabotage, shared: Shared, tmp_path: Path) -> None:
+    outcome = run_kit(sabotage, shared, tmp_path)
+    assert outcome.tests > ALL
+    assert sabotage.caught_by in outcome.failures, f"{sabotage.caught_by} did not catch it, but {outcome}"
+    others = outcome.failures.keys() - {sabotage.caught_by}
+    assert len(others) <= OTHERS, f"{len(others)} clauses beside {sabotage.caught_by} caught it: {outcome}"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engines.determinism import DETERMINISTIC_ENV
 from engines.errors import LaunchError
 from engines.losses import SFTLoss
 from engines.testing.plain import Run
@@ -137,6 +138,8 @@ def test_closing_frees_device_memory(npu_world: Any, folder: Callable[[str], Pat
 
 
 def come_late(folder: Path) -> None:
+    for name in DETERMINISTIC_ENV:
+        os.environ.pop(name, None)
     torch.ones(1, device="npu")
     with pytest.raises(LaunchError, match=r"HCCL_DETERMINISTIC=true"):
         TrainingWorker({"path": str(folder)}, settings("npu"), OPTIMIZER, deterministic=True)

@@ -4,6 +4,7 @@
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/histc.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -94,6 +95,12 @@ Tensor& set_tensor(Tensor& tensor, const Tensor& source) {
   return set_part(tensor, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
 
+// Accelerators count whole numbers; the CPU's kernel takes floating-point ones alone.
+Tensor histc(const Tensor& tensor, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  const auto values = at::isIntegralType(tensor.scalar_type(), true) ? on_host(tensor).to(at::kDouble) : on_host(tensor);
+  return at::histc(values, bins, min, max).to(tensor.scalar_type()).to(tensor.device());
+}
+
 void record_stream(Tensor&, c10::Stream) {}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
@@ -110,6 +117,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("set_.source_Storage", &set_storage);
   library.impl("set_.source_Storage_storage_offset", &set_part);
   library.impl("set_.source_Tensor", &set_tensor);
+  library.impl("histc", &histc);
   library.impl("record_stream", &record_stream);
 }
 
