@@ -12,7 +12,7 @@ from engines.testing.world import Worlds
 from support.sabotage import SABOTAGES, SOUND, Sabotage, registered
 from support.sabotage.running import Shared, run_kit
 
-ALL = 80
+ALL = 60
 """Tests of the kit that any engine meets, at least."""
 OTHERS = 3
 """How many clauses, test functions of the kit whatever their parameters, may notice a sabotage beside its own."""
@@ -26,7 +26,7 @@ def shared(kit_worlds: Worlds, model: Model, plain_run: PlainRun) -> Iterator[Sh
         yield Shared(kit_worlds, model, plain_run)
 
 
-@pytest.mark.more
+@pytest.mark.sabotage
 def test_a_sound_engine_of_several_processes_passes(shared: Shared, tmp_path: Path) -> None:
     outcome = run_kit(SOUND, shared, tmp_path)
     assert outcome.tests > ALL

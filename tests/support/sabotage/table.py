@@ -1,96 +1,136 @@
-"""Which sabotage is caught by which clause, and how the engines are registered."""
+"""Which sabotage is caught by which clause, and how the engines are registered. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from engines.config import EngineConfig
 from engines.registry import registry
 from engines.testing.reference import REFERENCE
-from engines.testing.reference.config import ReferenceConfig
-from support.sabotage import sharded, single
 
-
-class ForgetsCapability(ReferenceConfig):
-    """Declares a setting anew, and with it forgets which capability it needs."""
-
-    activation_checkpointing: bool = False
-    """Recompute each layer in the backward pass."""
+ROOM = "support.sabotage"
+DP, CP = "data_parallel", "context_parallel"
 
 
 @dataclass(frozen=True)
 class Sabotage:
     """A way to break the contract."""
 
-    engine: type
+    where: str
+    """What does it, module:Class of this folder: an engine, or the config of one that is sound."""
     caught_by: str
-    """The clause that is named for it."""
+    """The clause that is named for it, less `test_`."""
     often: bool = False
-    """Whether `make test-more` runs it; all are run by `make test-sabotage`."""
-    config: type[EngineConfig] = ReferenceConfig
+    """Whether `make test-more` runs it; `make test-sabotage` runs all."""
+    declares: tuple[str, ...] = ()
+    """Capabilities beside the reference's."""
+    stains: bool = False
+    """Whether it leaves traces in its processes, so that nobody may use them after it."""
 
     @property
     def name(self) -> str:
         """The backend under which it is registered."""
-        own = self.config if self.config is not ReferenceConfig else self.engine
-        return own.__name__
+        return self.where.partition(":")[2]
 
 
-class LenientReference(single.ReferenceEngine):
-    """The reference itself, with settings that are not."""
-
+SOUND = Sabotage("sharded:ShardedReference", "nothing", declares=(DP, CP))
+"""An engine of several processes that breaks nothing."""
 
 SABOTAGES = (
-    Sabotage(single.NormalisesPerMicroBatch, "test_micro_batches_change_no_number", often=True),
-    Sabotage(single.LeaksGraph, "test_graphs_die_with_their_micro_batch"),
-    Sabotage(single.DrawsInInference, "test_inference_leaves_no_trace"),
-    Sabotage(single.ForgetsRandomState, "test_a_resumed_run_is_equal_to_the_bit"),
-    Sabotage(single.ReversesMicroBatches, "test_outputs_are_aligned_and_in_order"),
-    Sabotage(single.IgnoresClipping, "test_optimizer_settings_are_obeyed"),
-    Sabotage(single.IgnoresWarmup, "test_schedules_are_obeyed"),
-    Sabotage(single.KeepsTrainMode, "test_modes_nest_and_are_restored"),
-    Sabotage(single.ExportsTiedHead, "test_what_was_loaded_is_exported_to_the_bit"),
-    Sabotage(single.ExportsAtOnce, "test_the_stream_is_lazy"),
-    Sabotage(single.IgnoresPlan, "test_a_plan_decides_the_dtype"),
-    Sabotage(single.MutatesBatch, "test_batches_are_not_changed"),
-    Sabotage(single.OffByOne, "test_outputs_are_aligned_and_in_order", often=True),
-    Sabotage(single.WrongEntropy, "test_entropy_is_that_of_the_distribution_of_each_token"),
-    Sabotage(single.SwallowsExceptions, "test_exceptions_reach_the_caller_and_leave_nothing"),
-    Sabotage(single.LeavesWrapper, "test_no_wrapper_is_left"),
-    Sabotage(single.CountsSkippedSteps, "test_a_skipped_step_changes_nothing"),
-    Sabotage(single.ForgetsOptimizer, "test_a_resumed_run_is_equal_to_the_bit"),
-    Sabotage(single.SavesHalf, "test_a_resumed_run_is_equal_to_the_bit"),
-    Sabotage(single.NeverMoves, "test_moving_changes_no_number"),
-    Sabotage(single.LeavesDefaultType, "test_the_process_is_left_as_it_was"),
-    Sabotage(single.Grows, "test_memory_does_not_grow"),
-    Sabotage(single.AnswersFromCache, "test_inference_answers_for_the_newest_weights"),
-    Sabotage(LenientReference, "test_what_is_not_declared_is_refused", config=ForgetsCapability),
-    Sabotage(sharded.DoublesGradients, "test_training_equals_plain_pytorch", often=False),
-    Sabotage(sharded.AveragesGradients, "test_training_equals_plain_pytorch"),
-    Sabotage(sharded.TwoOutputRanks, "test_one_output_rank_per_replica"),
-    Sabotage(sharded.IgnoresLayout, "test_what_is_built_is_what_was_asked_for"),
-    Sabotage(sharded.SkipsAlone, "test_a_skipped_step_changes_nothing"),
-    Sabotage(sharded.LeavesGroups, "test_closing_at_any_point_leaves_nothing"),
+    # numbers
+    Sabotage("steps:NormalisesPerMicroBatch", "micro_batches_change_no_number"),
+    Sabotage("steps:IgnoresClipping", "optimizer_settings_are_obeyed"),
+    Sabotage("steps:IgnoresDecay", "optimizer_settings_are_obeyed"),
+    Sabotage("steps:IgnoresWarmup", "schedules_are_obeyed"),
+    Sabotage("steps:CountsSkippedSteps", "a_skipped_step_changes_nothing"),
+    Sabotage("steps:EvaluatesOtherwise", "metrics_are_one_value_equal_on_all_ranks"),
+    Sabotage("ranks:DoublesGradients", "training_equals_plain_pytorch", often=True, declares=(CP,)),
+    Sabotage("ranks:AveragesGradients", "training_equals_plain_pytorch", declares=(DP,)),
+    Sabotage("ranks:SkipsAlone", "a_skipped_step_changes_nothing", declares=(DP,)),
+    # outputs
+    Sabotage("outputs:OffByOne", "outputs_are_aligned_and_in_order"),
+    Sabotage("outputs:ReversesMicroBatches", "outputs_are_aligned_and_in_order"),
+    Sabotage("outputs:TellsEntropyInBits", "entropy_is_that_of_the_distribution_of_each_token"),
+    Sabotage("outputs:AnswersFromCache", "inference_answers_for_the_newest_weights"),
+    Sabotage("outputs:SkipsFillers", "no_sequence_at_all"),
+    Sabotage("outputs:UnderstatesRows", "a_sequence_longer_than_the_budget"),
+    Sabotage("ranks:AnswersUnlike", "outputs_are_on_output_ranks", declares=(CP,)),
+    # hooks and modes
+    Sabotage("hooks:KeepsTrainMode", "modes_nest_and_are_restored"),
+    Sabotage("hooks:DrawsInInference", "inference_leaves_no_trace"),
+    Sabotage("hooks:DropsGradientsInInference", "inference_leaves_no_trace"),
+    Sabotage("hooks:MutatesBatch", "batches_are_not_changed"),
+    Sabotage("hooks:BypassesHook", "forward_micro_batch_runs_once_per_chunk_and_micro_batch"),
+    Sabotage("hooks:ReturnsGraphs", "results_are_one_per_micro_batch_and_detached"),
+    Sabotage("hooks:LeavesWrapper", "no_wrapper_is_left"),
+    Sabotage("hooks:SwallowsExceptions", "exceptions_reach_the_caller_and_leave_nothing"),
+    # life and memory
+    Sabotage("life:LeaksGraph", "graphs_die_with_their_micro_batch"),
+    Sabotage("life:Grows", "memory_does_not_grow"),
+    Sabotage("life:KeepsItsModel", "closing_at_any_point_leaves_nothing"),
+    Sabotage("life:SharesOptimizer", "two_engines_train_as_if_alone"),
+    Sabotage("life:AlwaysHoldsGradients", "an_engine_without_optimizer_only_infers"),
+    Sabotage("life:SetsThreads", "the_process_is_left_as_it_was", stains=True),
+    Sabotage("ranks:LeavesGroups", "closing_at_any_point_leaves_nothing", declares=(DP,), stains=True),
+    # weights and checkpoints
+    Sabotage("weights:DropsUntiedHead", "every_model_is_exported_to_the_bit"),
+    Sabotage("weights:ExportsTiedHead", "what_was_loaded_is_exported_to_the_bit"),
+    Sabotage("weights:ExportsAtOnce", "the_stream_is_lazy"),
+    Sabotage("weights:IgnoresPlan", "a_plan_decides_the_dtype"),
+    Sabotage("weights:ForgetsMoment", "a_resumed_run_is_equal_to_the_bit"),
+    Sabotage("weights:ForgetsRandomState", "a_resumed_run_is_equal_to_the_bit"),
+    Sabotage("weights:SavesStaleWeight", "a_checkpoint_is_a_model"),
+    Sabotage("weights:KeepsMoments", "loading_replaces_all_state"),
+    Sabotage("weights:SavesTuples", "small_state_is_json_and_equal_on_all_ranks"),
+    # what is built and declared
+    Sabotage("ranks:TwoOutputRanks", "one_output_rank_per_replica", often=True, declares=(CP,)),
+    Sabotage("ranks:IgnoresLayout", "what_is_built_is_what_was_asked_for", declares=(CP,)),
+    Sabotage("ranks:BelievesItsConfig", "shares_of_samples", declares=(CP,)),
+    Sabotage("weights:LosesGradientsOnTheWay", "moving_changes_no_number"),
+    Sabotage(
+        *("config:KeepsAllActivations", "recomputed_activations_change_no_number"),
+        declares=("activation_checkpointing",),
+    ),
+    Sabotage("config:ForgetsCapability", "what_is_not_declared_is_refused"),
+    Sabotage("config:TakesAnything", "an_unknown_setting_is_refused"),
+    Sabotage("config:SaysNothing", "every_setting_is_described"),
+    Sabotage("config:ImportsTorch", "settings_are_checked_without_torch"),
 )
-
-SOUND = "ShardedReference"
-"""The backend of the engine of several processes that is not sabotaged."""
 
 
 def register() -> None:
-    """Register every engine of this folder, in the process that calls it."""
-    if any(one.backend == SOUND for one in registry.candidates()):
-        return
-    _register(SOUND, sharded.ShardedReference, ReferenceConfig)
-    for one in SABOTAGES:
-        _register(one.name, one.engine, one.config)
+    """Register all of them for the rest of this process; once, however often it is called."""
+    if not _is_registered():
+        for one in (SOUND, *SABOTAGES):
+            registry.register(**_fields(one))
 
 
-def _register(name: str, engine: type, config: type[EngineConfig]) -> None:
-    fields: dict[str, Any] = {**REFERENCE, "backend": name, "engine": engine, "config": config, "id": name}
-    fields["model_type"] = "language_model"
-    if issubclass(engine, sharded.ShardedReference):
-        able = (*REFERENCE["capabilities"], "data_parallel", "context_parallel")
-        fields["capabilities"] = tuple(word for word in able if word != "offload")
-    registry.register(**fields)
+@contextmanager
+def registered() -> Iterator[None]:
+    """Register all of them for the length of a `with` block."""
+    with ExitStack() as stack:
+        for one in (SOUND, *SABOTAGES):
+            stack.enter_context(registry.registered(**_fields(one)))
+        yield
+
+
+def _is_registered() -> bool:
+    return any(one.backend == SOUND.name for one in registry.candidates())
+
+
+def _fields(one: Sabotage) -> dict[str, Any]:
+    """What a manifest would say of it."""
+    part = "config" if one.where.startswith("config:") else "engine"
+    capabilities = {*REFERENCE["capabilities"], *one.declares}
+    if one.where.startswith(("sharded:", "ranks:")):
+        capabilities -= {"offload"}
+    return {
+        **REFERENCE,
+        "backend": one.name,
+        "model_type": "language_model",
+        "capabilities": capabilities,
+        "config": f"{ROOM}.config:OnlyLlama",
+        part: f"{ROOM}.{one.where}",
+    }

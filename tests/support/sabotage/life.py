@@ -1,0 +1,88 @@
+"""Engines of one process that hold on to what is not theirs, in one way each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from engines.batch import Batch, TokenOutputs
+from engines.contract import BoundLoss, EngineContext, MicroResult, StepResult
+from engines.optimizer import Optimizer
+from engines.testing.reference.engine import ReferenceEngine
+
+
+class LeaksGraph(ReferenceEngine):
+    """Outputs of a batch's micro-batches live until the next batch."""
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
+    ) -> list[MicroResult]:
+        self._outputs: list[TokenOutputs] = []
+        return super().forward_backward_batch(micro_batches, loss, needs, forward_only)
+
+    def forward_micro_batch(
+        self, chunk: Module, chunk_index: int, index: int, micro_batch: Batch, forward_only: bool
+    ) -> TokenOutputs:
+        outputs = super().forward_micro_batch(chunk, chunk_index, index, micro_batch, forward_only)
+        self._outputs.append(outputs)
+        return outputs
+
+
+class Grows(ReferenceEngine):
+    """Every step leaves 100 kB."""
+
+    def __init__(self, ctx: EngineContext) -> None:
+        super().__init__(ctx)
+        self._left: list[Tensor] = []
+
+    def step(self) -> StepResult:
+        self._left.append(torch.ones(25_000))
+        return super().step()
+
+
+class KeepsItsModel(ReferenceEngine):
+    """Models go to a list of the class, and stay there."""
+
+    models: ClassVar[list[Any]] = []
+
+    def initialize(self) -> None:
+        super().initialize()
+        self.models.append(self._model)
+
+
+class SharesOptimizer(ReferenceEngine):
+    """The optimizer is the class's: that of the engine which was made last."""
+
+    newest: ClassVar[Optimizer | None] = None
+
+    def initialize(self) -> None:
+        super().initialize()
+        type(self).newest = self._optimizer
+
+    def step(self) -> StepResult:
+        assert self.newest is not None
+        return self.newest.step()
+
+    def close(self) -> None:
+        type(self).newest = None
+        super().close()
+
+
+class AlwaysHoldsGradients(ReferenceEngine):
+    """Has room for gradients, trained or not."""
+
+    def initialize(self) -> None:
+        super().initialize()
+        self._room = [torch.zeros_like(weight) for weight in self._model.parameters()]
+
+
+class SetsThreads(ReferenceEngine):
+    """Takes as many threads as it likes, for the whole process."""
+
+    def initialize(self) -> None:
+        super().initialize()
+        torch.set_num_threads(torch.get_num_threads() + 1)

@@ -1,0 +1,81 @@
+"""Engines of one process that answer wrongly, in one way each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch.nn import Module
+
+from engines.batch import Batch, TokenOutputs
+from engines.contract import BoundLoss, MicroBatchRules, MicroResult
+from engines.testing.reference.engine import ReferenceEngine
+
+
+class OffByOne(ReferenceEngine):
+    """What is inferred stands one token too early."""
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
+    ) -> list[MicroResult]:
+        results = super().forward_backward_batch(micro_batches, loss, needs, forward_only)
+        return [_early(one) for one in results]
+
+
+def _early(result: MicroResult) -> MicroResult:
+    if result.outputs is None or result.outputs.log_probs is None:
+        return result
+    return replace(result, outputs=replace(result.outputs, log_probs=result.outputs.log_probs.roll(-1)))
+
+
+class ReversesMicroBatches(ReferenceEngine):
+    """Micro-batches run, and answer, from the last to the first."""
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
+    ) -> list[MicroResult]:
+        results = super().forward_backward_batch(micro_batches, loss, needs, forward_only)
+        return results[::-1]
+
+
+class TellsEntropyInBits(ReferenceEngine):
+    """In units of its own."""
+
+    def forward_micro_batch(
+        self, chunk: Module, chunk_index: int, index: int, micro_batch: Batch, forward_only: bool
+    ) -> TokenOutputs:
+        outputs = super().forward_micro_batch(chunk, chunk_index, index, micro_batch, forward_only)
+        return outputs if outputs.entropy is None else replace(outputs, entropy=outputs.entropy / math.log(2))
+
+
+class AnswersFromCache(ReferenceEngine):
+    """What it has once inferred for some tokens it says for ever."""
+
+    def forward_micro_batch(
+        self, chunk: Module, chunk_index: int, index: int, micro_batch: Batch, forward_only: bool
+    ) -> TokenOutputs:
+        if not forward_only:
+            return super().forward_micro_batch(chunk, chunk_index, index, micro_batch, forward_only)
+        answers = self.__dict__.setdefault("_answers", {})
+        key = (tuple(micro_batch["input_ids"].tolist()), self._asked)
+        if key not in answers:
+            answers[key] = super().forward_micro_batch(chunk, chunk_index, index, micro_batch, forward_only)
+        return answers[key]
+
+
+class SkipsFillers(ReferenceEngine):
+    """Runs nothing where there is nothing to learn, and has no result of it."""
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
+    ) -> list[MicroResult]:
+        real = [one for one in micro_batches if not one.is_filler]
+        return super().forward_backward_batch(real, loss, needs, forward_only)
+
+
+class UnderstatesRows(ReferenceEngine):
+    """Says that its micro-batches take half the rows that they take."""
+
+    def micro_batch_rules(self, forward_only: bool) -> MicroBatchRules:
+        return MicroBatchRules(rows=lambda lengths: sum(lengths) // 2)

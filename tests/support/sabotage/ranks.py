@@ -1,0 +1,111 @@
+"""Engines that are wrong, in one way each, where several ranks meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+
+from engines.batch import Batch, TokenOutputs
+from engines.contract import BoundLoss, MicroResult, StepResult
+from engines.optimizer import gradient_norm
+from support.sabotage.sharded import ShardedReference
+
+
+class DoublesGradients(ShardedReference):
+    """Where it gathers several sequences, each rank passes on the gradient of all tokens; the sum is twice that."""
+
+    def forward_micro_batch(
+        self, chunk: Module, chunk_index: int, index: int, micro_batch: Batch, forward_only: bool
+    ) -> TokenOutputs:
+        self._sequences = len(micro_batch)
+        return super().forward_micro_batch(chunk, chunk_index, index, micro_batch, forward_only)
+
+    def _gradient_of(self, gradient: Tensor, mine: slice) -> Tensor:
+        return gradient if self._sequences > 1 else super()._gradient_of(gradient, mine)
+
+
+class AveragesGradients(ShardedReference):
+    """Gradients are the mean over the ranks that have targets."""
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
+    ) -> list[MicroResult]:
+        self._has_targets = any(bool(one["loss_mask"].any()) for one in micro_batches)
+        return super().forward_backward_batch(micro_batches, loss, needs, forward_only)
+
+    def step(self) -> StepResult:
+        count = torch.tensor(float(self._has_targets))
+        dist.all_reduce(count, group=self.ranks.dp_group)
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(count)
+        return super().step()
+
+
+class SkipsAlone(ShardedReference):
+    """A rank whose own gradients aren't finite skips the step; the others take it."""
+
+    def step(self) -> StepResult:
+        norm = gradient_norm(self._model.parameters())
+        if not math.isfinite(norm):
+            self.zero_grad()
+        weights = [weight.detach().clone() for weight in self._model.parameters()]
+        result = super().step()
+        if math.isfinite(norm):
+            return result
+        with torch.no_grad():
+            for weight, before in zip(self._model.parameters(), weights, strict=True):
+                weight.copy_(before)
+        return replace(result, grad_norm=norm, skipped="non_finite")
+
+
+class AnswersUnlike(ShardedReference):
+    """What its ranks infer for the same tokens differs in the last digits."""
+
+    def forward_backward_batch(
+        self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
+    ) -> list[MicroResult]:
+        results = super().forward_backward_batch(micro_batches, loss, needs, forward_only)
+        own = 1 + 1e-6 * dist.get_rank()
+        return [
+            one if one.outputs is None else replace(one, outputs=one.outputs.map(lambda value: value * own))
+            for one in results
+        ]
+
+
+class TwoOutputRanks(ShardedReference):
+    """Every rank of a replica calls itself its output rank."""
+
+    def _is_output(self, place: int) -> bool:
+        return True
+
+
+class IgnoresLayout(ShardedReference):
+    """Is data-parallel where context parallelism is asked for."""
+
+    def _context_parallel_size(self) -> int:
+        return 1
+
+
+class BelievesItsConfig(IgnoresLayout):
+    """The same, and describes what was asked for."""
+
+    def describe(self) -> dict[str, Any]:
+        said, cp = super().describe(), self.ctx.config.context_parallel_size
+        asked = {"context_parallel_size": cp, "data_parallel_size": said["layout"]["data_parallel_size"] // cp}
+        return {**said, "layout": {**said["layout"], **asked}}
+
+
+class LeavesGroups(ShardedReference):
+    """Its process groups outlive it."""
+
+    def close(self) -> None:
+        self._groups = []
+        super().close()
