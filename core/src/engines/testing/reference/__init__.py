@@ -50,4 +50,5 @@ def reference_engine() -> Iterator[None]:
 
 
 def _is_registered() -> bool:
-    return any(one.engine == REFERENCE["engine"] for one in registry.candidates())
+    mine = REFERENCE["backend"], REFERENCE["engine"]
+    return any((one.backend, one.engine) == mine for one in registry.candidates())
