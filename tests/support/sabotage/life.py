@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -80,9 +81,9 @@ class AlwaysHoldsGradients(ReferenceEngine):
         self._room = [torch.zeros_like(weight) for weight in self._model.parameters()]
 
 
-class SetsThreads(ReferenceEngine):
-    """Takes as many threads as it likes, for the whole process."""
+class SetsEnvironment(ReferenceEngine):
+    """Switches off, for the whole process, a warning that it can't stand."""
 
     def initialize(self) -> None:
         super().initialize()
-        torch.set_num_threads(torch.get_num_threads() + 1)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch.nn import Module
 
 from engines.batch import Batch, TokenOutputs
@@ -16,27 +17,26 @@ from engines.testing.reference.engine import ReferenceEngine
 class OffByOne(ReferenceEngine):
     """What is inferred stands one token too early."""
 
-    def forward_backward_batch(
-        self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
-    ) -> list[MicroResult]:
-        results = super().forward_backward_batch(micro_batches, loss, needs, forward_only)
-        return [_early(one) for one in results]
+    def _run(
+        self, index: int, micro_batch: Batch, loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
+    ) -> MicroResult:
+        result = super()._run(index, micro_batch, loss, needs, forward_only)
+        if result.outputs is None or result.outputs.log_probs is None:
+            return result
+        return replace(result, outputs=replace(result.outputs, log_probs=result.outputs.log_probs.roll(-1)))
 
 
-def _early(result: MicroResult) -> MicroResult:
-    if result.outputs is None or result.outputs.log_probs is None:
-        return result
-    return replace(result, outputs=replace(result.outputs, log_probs=result.outputs.log_probs.roll(-1)))
+class SortsSequences(ReferenceEngine):
+    """What is inferred stands in the order of lengths."""
 
-
-class ReversesMicroBatches(ReferenceEngine):
-    """Micro-batches run, and answer, from the last to the first."""
-
-    def forward_backward_batch(
-        self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
-    ) -> list[MicroResult]:
-        results = super().forward_backward_batch(micro_batches, loss, needs, forward_only)
-        return results[::-1]
+    def _run(
+        self, index: int, micro_batch: Batch, loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
+    ) -> MicroResult:
+        result = super()._run(index, micro_batch, loss, needs, forward_only)
+        if result.outputs is None or result.outputs.log_probs is None:
+            return result
+        ordered = torch.cat(sorted(result.outputs.log_probs.split(micro_batch.lengths), key=len))
+        return replace(result, outputs=replace(result.outputs, log_probs=ordered))
 
 
 class TellsEntropyInBits(ReferenceEngine):

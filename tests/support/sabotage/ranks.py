@@ -66,20 +66,6 @@ class SkipsAlone(ShardedReference):
         return replace(result, grad_norm=norm, skipped="non_finite")
 
 
-class AnswersUnlike(ShardedReference):
-    """What its ranks infer for the same tokens differs in the last digits."""
-
-    def forward_backward_batch(
-        self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
-    ) -> list[MicroResult]:
-        results = super().forward_backward_batch(micro_batches, loss, needs, forward_only)
-        own = 1 + 1e-6 * dist.get_rank()
-        return [
-            one if one.outputs is None else replace(one, outputs=one.outputs.map(lambda value: value * own))
-            for one in results
-        ]
-
-
 class TwoOutputRanks(ShardedReference):
     """Every rank of a replica calls itself its output rank."""
 

@@ -56,16 +56,14 @@ SHARED = pytest.StashKey[Shared]()
 
 def run_kit(sabotage: Sabotage, shared: Shared, folder: Path) -> Outcome:
     """The kit's session for an engine that is registered, in the empty `folder`."""
-    # a name of its own, by which pytest would else find the file of another run
-    file, worlds = folder / f"test_{sabotage.name}.py", Worlds()
+    file = (
+        folder / f"test_{sabotage.name}.py"
+    )  # pytest takes two files of one name for the same, though folders differ
     file.write_text(FILE.format(engine=sabotage.name))
-    outcome = Outcome(Shared(worlds, shared.model, shared.plain_run) if sabotage.stains else shared)
+    outcome = Outcome(shared)
     settings = {"rootdir": folder, "confcutdir": folder, "basetemp": folder / "temporary", "import-mode": "importlib"}
     options = [f"--{name}={value}" for name, value in settings.items()]
-    try:
-        code = pytest.main([*options, "-c/dev/null", "-q", "-pno:cacheprovider", str(file)], plugins=[outcome])
-    finally:
-        worlds.close()
+    code = pytest.main([*options, "-c/dev/null", "-q", "-pno:cacheprovider", str(file)], plugins=[outcome])
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"the kit did not run: {code!r}"
     return outcome
 

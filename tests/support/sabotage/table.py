@@ -26,8 +26,6 @@ class Sabotage:
     """Whether `make test-more` runs it; `make test-sabotage` runs all."""
     declares: tuple[str, ...] = ()
     """Capabilities beside the reference's."""
-    stains: bool = False
-    """Whether it leaves traces in its processes, so that nobody may use them after it."""
 
     @property
     def name(self) -> str:
@@ -51,12 +49,11 @@ SABOTAGES = (
     Sabotage("ranks:SkipsAlone", "a_skipped_step_changes_nothing", declares=(DP,)),
     # outputs
     Sabotage("outputs:OffByOne", "outputs_are_aligned_and_in_order"),
-    Sabotage("outputs:ReversesMicroBatches", "outputs_are_aligned_and_in_order"),
+    Sabotage("outputs:SortsSequences", "outputs_are_aligned_and_in_order"),
     Sabotage("outputs:TellsEntropyInBits", "entropy_is_that_of_the_distribution_of_each_token"),
     Sabotage("outputs:AnswersFromCache", "inference_answers_for_the_newest_weights"),
     Sabotage("outputs:SkipsFillers", "no_sequence_at_all"),
     Sabotage("outputs:UnderstatesRows", "a_sequence_longer_than_the_budget"),
-    Sabotage("ranks:AnswersUnlike", "outputs_are_on_output_ranks", declares=(CP,)),
     # hooks and modes
     Sabotage("hooks:KeepsTrainMode", "modes_nest_and_are_restored"),
     Sabotage("hooks:DrawsInInference", "inference_leaves_no_trace"),
@@ -72,8 +69,8 @@ SABOTAGES = (
     Sabotage("life:KeepsItsModel", "closing_at_any_point_leaves_nothing"),
     Sabotage("life:SharesOptimizer", "two_engines_train_as_if_alone"),
     Sabotage("life:AlwaysHoldsGradients", "an_engine_without_optimizer_only_infers"),
-    Sabotage("life:SetsThreads", "the_process_is_left_as_it_was", stains=True),
-    Sabotage("ranks:LeavesGroups", "closing_at_any_point_leaves_nothing", declares=(DP,), stains=True),
+    Sabotage("life:SetsEnvironment", "the_process_is_left_as_it_was"),
+    Sabotage("ranks:LeavesGroups", "closing_at_any_point_leaves_nothing", declares=(DP,)),
     # weights and checkpoints
     Sabotage("weights:DropsUntiedHead", "every_model_is_exported_to_the_bit"),
     Sabotage("weights:ExportsTiedHead", "what_was_loaded_is_exported_to_the_bit"),

@@ -102,10 +102,12 @@ class KeepsMoments(ReferenceEngine):
 
 
 class SavesTuples(ReferenceEngine):
-    """Its small state comes back from JSON as something else."""
+    """After the first step its small state holds what JSON has no word for."""
 
     def extra_state(self) -> dict[str, Any]:
-        return {**super().extra_state(), "betas": (0.9, 0.999)}
+        state = super().extra_state()
+        begun = self._optimizer is not None and self._optimizer.schedule.steps_done == 1
+        return {**state, "betas": (0.9, 0.999)} if begun else state
 
 
 class LosesGradientsOnTheWay(ReferenceEngine):

@@ -73,9 +73,11 @@ def assert_metrics_agree(runs: Sequence[Run], reference: Run, tolerance: float =
 def assert_weights_agree(
     weights: Mapping[str, Tensor], reference: Mapping[str, Tensor], tolerance: float = WEIGHTS
 ) -> None:
-    """The same names, shapes and dtypes as the reference's, and nearly the same values."""
-    assert {name: (t.shape, t.dtype) for name, t in weights.items()} == {
-        name: (t.shape, t.dtype) for name, t in reference.items()
+    """All of the reference's, of the same shapes and dtypes, and nearly the same values; there may be others."""
+    missing = sorted(reference.keys() - weights.keys())
+    assert not missing, f"weights are missing: {missing}"
+    assert {name: (weights[name].shape, weights[name].dtype) for name in reference} == {
+        name: (one.shape, one.dtype) for name, one in reference.items()
     }
     off = {
         name: ((weights[name] - expected).abs().max() / expected.abs().max()).item()

@@ -221,6 +221,7 @@ class Frozen:
 def only_infer(folder: Path, settings: dict[str, Any]) -> Frozen:
     with opened(folder, settings) as engine:
         expected = engine.infer_batch(share(engine, FIRST), share=True).outputs
+    del engine  # with all that it may still hold
     before = live_bytes()
     with opened(folder, settings, optimizer=None) as engine:
         batch = share(engine, FIRST)
