@@ -39,7 +39,10 @@ def test_no_sabotage_is_named_twice() -> None:
 
 @pytest.mark.parametrize(
     "sabotage",
-    [pytest.param(one, id=one.name, marks=pytest.mark.sabotage) for one in SABOTAGES],
+    [
+        pytest.param(one, id=one.name, marks=pytest.mark.more if one.often else pytest.mark.sabotage)
+        for one in SABOTAGES
+    ],
 )
 def test_it_is_caught(sabotage: Sabotage, shared: Shared, tmp_path: Path) -> None:
     outcome = run_kit(sabotage, shared, tmp_path)

@@ -25,19 +25,22 @@ class KeepsTrainMode(ReferenceEngine):
         self._trains = mode == "train" or getattr(self, "_trains", False)
 
 
+class SwitchesTheTop(ReferenceEngine):
+    """A mode reaches the model, and none of its modules."""
+
+    def set_mode(self, mode: Mode) -> None:
+        self._model.training = mode == "train"
+
+
 class DrawsInInference(ReferenceEngine):
     """Inference takes a number from torch's generator."""
 
     def forward_micro_batch(
         self, chunk: Module, chunk_index: int, index: int, micro_batch: Batch, forward_only: bool
     ) -> TokenOutputs:
-        if forward_only and self._built_for_training:
+        if forward_only:
             torch.rand(())
         return super().forward_micro_batch(chunk, chunk_index, index, micro_batch, forward_only)
-
-    @property
-    def _built_for_training(self) -> bool:
-        return self._optimizer is not None
 
 
 class DropsGradientsInInference(ReferenceEngine):

@@ -74,6 +74,18 @@ class SkipsFillers(ReferenceEngine):
         return super().forward_backward_batch(real, loss, needs, forward_only)
 
 
+class GuessesLoneTokens(ReferenceEngine):
+    """Has a probability for the token of a sequence that holds no other."""
+
+    def forward_micro_batch(
+        self, chunk: Module, chunk_index: int, index: int, micro_batch: Batch, forward_only: bool
+    ) -> TokenOutputs:
+        outputs = super().forward_micro_batch(chunk, chunk_index, index, micro_batch, forward_only)
+        assert outputs.log_probs is not None
+        lone = [length == 1 for length in micro_batch.lengths for _ in range(length)]
+        return replace(outputs, log_probs=outputs.log_probs - torch.tensor(lone, dtype=torch.float32))
+
+
 class UnderstatesRows(ReferenceEngine):
     """Says that its micro-batches take half the rows that they take."""
 

@@ -31,8 +31,11 @@ class DoublesGradients(ShardedReference):
         return gradient if self._sequences > 1 else super()._gradient_of(gradient, mine)
 
 
-class AveragesGradients(ShardedReference):
-    """Gradients are the mean over the ranks that have targets."""
+class _KnowsTargets(ShardedReference):
+    """Counts, before each step, the replicas that have targets in it, and scales gradients by what that says."""
+
+    def _scale(self, replicas: int, with_targets: int) -> float:
+        raise NotImplementedError
 
     def forward_backward_batch(
         self, micro_batches: Sequence[Batch], loss: BoundLoss | None, needs: frozenset[str], forward_only: bool
@@ -41,12 +44,27 @@ class AveragesGradients(ShardedReference):
         return super().forward_backward_batch(micro_batches, loss, needs, forward_only)
 
     def step(self) -> StepResult:
-        count = torch.tensor(float(self._has_targets))
-        dist.all_reduce(count, group=self.ranks.dp_group)
+        with_targets = torch.tensor(int(self._has_targets))
+        dist.all_reduce(with_targets, group=self.ranks.dp_group)
+        scale = self._scale(self.ranks.dp_size, int(with_targets))
         for parameter in self._model.parameters():
             if parameter.grad is not None:
-                parameter.grad.div_(count)
+                parameter.grad.mul_(scale)
         return super().step()
+
+
+class AveragesGradients(_KnowsTargets):
+    """Gradients are the mean over the replicas that have targets."""
+
+    def _scale(self, replicas: int, with_targets: int) -> float:
+        return 1 / with_targets
+
+
+class MakesUpForReplicas(_KnowsTargets):
+    """Replicas with targets count for those without, as if the denominator were not the step's."""
+
+    def _scale(self, replicas: int, with_targets: int) -> float:
+        return replicas / with_targets
 
 
 class SkipsAlone(ShardedReference):

@@ -23,7 +23,7 @@ class Sabotage:
     caught_by: str
     """The clause that is named for it, less `test_`."""
     often: bool = False
-    """Whether `make test-more` runs it; `make test-sabotage` runs all."""
+    """Whether `make test-more` runs it, and not `make test-sabotage`."""
     declares: tuple[str, ...] = ()
     """Capabilities beside the reference's."""
 
@@ -46,6 +46,7 @@ SABOTAGES = (
     Sabotage("steps:EvaluatesOtherwise", "metrics_are_one_value_equal_on_all_ranks"),
     Sabotage("ranks:DoublesGradients", "training_equals_plain_pytorch", often=True, declares=(CP,)),
     Sabotage("ranks:AveragesGradients", "training_equals_plain_pytorch", declares=(DP,)),
+    Sabotage("ranks:MakesUpForReplicas", "replicas_without_targets_take_part", declares=(DP,)),
     Sabotage("ranks:SkipsAlone", "a_skipped_step_changes_nothing", declares=(DP,)),
     # outputs
     Sabotage("outputs:OffByOne", "outputs_are_aligned_and_in_order"),
@@ -53,9 +54,11 @@ SABOTAGES = (
     Sabotage("outputs:TellsEntropyInBits", "entropy_is_that_of_the_distribution_of_each_token"),
     Sabotage("outputs:AnswersFromCache", "inference_answers_for_the_newest_weights"),
     Sabotage("outputs:SkipsFillers", "no_sequence_at_all"),
+    Sabotage("outputs:GuessesLoneTokens", "sequences_of_one_token"),
     Sabotage("outputs:UnderstatesRows", "a_sequence_longer_than_the_budget"),
     # hooks and modes
     Sabotage("hooks:KeepsTrainMode", "modes_nest_and_are_restored"),
+    Sabotage("hooks:SwitchesTheTop", "modes_reach_every_module_that_runs"),
     Sabotage("hooks:DrawsInInference", "inference_leaves_no_trace"),
     Sabotage("hooks:DropsGradientsInInference", "inference_leaves_no_trace"),
     Sabotage("hooks:MutatesBatch", "batches_are_not_changed"),
@@ -68,6 +71,7 @@ SABOTAGES = (
     Sabotage("life:Grows", "memory_does_not_grow"),
     Sabotage("life:KeepsItsModel", "closing_at_any_point_leaves_nothing"),
     Sabotage("life:SharesOptimizer", "two_engines_train_as_if_alone"),
+    Sabotage("life:SharesHook", "a_wrapper_belongs_to_one_engine"),
     Sabotage("life:AlwaysHoldsGradients", "an_engine_without_optimizer_only_infers"),
     Sabotage("life:SetsEnvironment", "the_process_is_left_as_it_was"),
     Sabotage("ranks:LeavesGroups", "closing_at_any_point_leaves_nothing", declares=(DP,)),
@@ -82,7 +86,7 @@ SABOTAGES = (
     Sabotage("weights:KeepsMoments", "loading_replaces_all_state"),
     Sabotage("weights:SavesTuples", "small_state_is_json_and_equal_on_all_ranks"),
     # what is built and declared
-    Sabotage("ranks:TwoOutputRanks", "one_output_rank_per_replica", often=True, declares=(CP,)),
+    Sabotage("ranks:TwoOutputRanks", "one_output_rank_per_replica", declares=(CP,)),
     Sabotage("ranks:IgnoresLayout", "what_is_built_is_what_was_asked_for", declares=(CP,)),
     Sabotage("ranks:BelievesItsConfig", "shares_of_samples", declares=(CP,)),
     Sabotage("weights:LosesGradientsOnTheWay", "moving_changes_no_number"),
