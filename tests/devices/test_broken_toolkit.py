@@ -115,3 +115,20 @@ def test_training_is_refused(
     assert f"{importers} import torch_npu by themselves, which fails: ImportError: {CAUSE}" in done.stderr
     assert "Install CANN" in done.stderr
     assert "uninstall torch-npu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        pytest.param("import sys; sys.exit(3)", "SystemExit: 3", marks=pytest.mark.more),
+        ("raise AttributeError('no such symbol')", "AttributeError: no such symbol"),
+    ],
+)
+def test_however_it_fails(engines: Engines, work: Path, code: str, said: str) -> None:
+    (work / "site/torch_npu.py").write_text(code + "\n")
+    asked = recipe(work, engine={"device": "npu"})
+    done = engines("train", asked, ENGINES_DEVICE="npu", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (work / "out").exists()

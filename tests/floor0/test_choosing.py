@@ -61,6 +61,16 @@ class TestDevice:
         monkeypatch.setenv("ENGINES_DEVICE", "fast")
         assert presence(FAST).present
 
+    def test_torch_cuda_answered_by_another_device(self, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+        """MindSpeed puts that of `torch.npu` there, so that others' code runs on NPUs; no cuda is here for it."""
+        cuda = BUILT_IN["cuda"]
+        asked = SimpleNamespace(is_available=lambda: True)
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=asked))
+        asked.is_available.__module__ = "torch_npu.npu"
+        assert not presence(cuda).present and "torch_npu.npu" in presence(cuda).how
+        asked.is_available.__module__ = "torch.cuda"
+        assert presence(cuda).present
+
     def test_hidden_devices_are_not_present(self, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
         for hidden in ("", "-1", " "):
             monkeypatch.setenv("FASTER_VISIBLE", hidden)

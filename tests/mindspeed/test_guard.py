@@ -22,9 +22,13 @@ def refusal(site: Path, code: str = INSTALL, meddled: str | None = None) -> str:
     return said
 
 
-def test_megatron_imported_already_and_by_whom(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "meddling",
+    ["from megatron import core", "import megatron.core", "from megatron.core.optimizer import Adam"],
+)
+def test_megatron_imported_already_and_by_whom(meddling: str, tmp_path: Path) -> None:
     site = make_site(tmp_path / "site", megatron_core="0.16.1", adaptor=NEVER)
-    (site / "meddler.py").write_text("from megatron import core\n")
+    (site / "meddler.py").write_text(meddling + "\n")
     said = refusal(site, "import meddler\n" + INSTALL, meddled="megatron")
     assert "LaunchError: megatron on npu must be loaded first" in said
     assert "megatron.core already imported by meddler" in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engines.devices import DeviceSpec, presence
+from engines.devices import CPU, DEVICE_VARIABLE, DeviceSpec, presence
 from engines.discovery import find_module, is_namespace
 from engines.errors import ContractError, did_you_mean
 from engines.process import imported_too_early
@@ -23,7 +23,10 @@ def availability(candidate: Candidate, devices: Mapping[str, DeviceSpec]) -> Ava
         )
     found = presence(spec)
     if not found.present:
-        return Availability("unavailable", found.how, "run it on a machine that has one")
+        remedy = "run it on a machine that has one"
+        if spec.torch_device == CPU.torch_device:
+            remedy += f", or set {DEVICE_VARIABLE}={spec.name}: host memory stands in for it"
+        return Availability("unavailable", found.how, remedy)
     required = _requirements_met(candidate.distribution)
     if not required.available:
         return required

@@ -121,6 +121,8 @@ def _ask_imported_torch(spec: DeviceSpec) -> Presence | None:
     is_available = getattr(services, "is_available", None)
     if is_available is None:
         return None
+    if spec == CUDA and not str(getattr(is_available, "__module__", "")).startswith("torch.cuda"):
+        return Presence(False, f"{is_available.__module__} answers in the place of torch.cuda")
     if is_available():
         return Presence(True, f"torch.{spec.torch_device}.is_available()")
     return Presence(False, f"torch.{spec.torch_device}.is_available() is False")

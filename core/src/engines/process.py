@@ -65,6 +65,8 @@ def _holds(module: ModuleType, target: str) -> bool:
     for value in list(vars(module).values()):
         if isinstance(value, ModuleType):
             origin = value.__name__
+            if origin == target.partition(".")[0]:  # all that `import a.b` binds is `a`
+                return True
         elif isinstance(value, FunctionType | type):
             origin = value.__module__
         else:

@@ -76,7 +76,7 @@ def check_torch() -> None:
         try:
             import_module("torch")
             import_module(one.module)
-        except (ImportError, OSError, RuntimeError) as error:
+        except (Exception, SystemExit) as error:  # an import runs anybody's code
             cause = error.__cause__ or error  # torch says only which extension failed
             blamed = next((each for each in extensions if f"extension: {each.name}." in str(error)), one)
             raise LaunchError(blamed.fault(f"{type(cause).__name__}: {cause}"), blamed.remedy) from error

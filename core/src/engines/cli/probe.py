@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from engines.choosing import select
 from engines.errors import BrokenPlugin, EnginesError
+from engines.loading import LoadedEngine, load, load_config_class
 from engines.registry import Candidate, Registry
 from engines.selection import Selection
 
@@ -28,7 +29,7 @@ child(*sys.argv[2:])
 
 
 def load_error(candidate: Candidate, registry: Registry) -> EnginesError | None:
-    """What goes wrong when a fresh process loads the engine; None if nothing does."""
+    """What goes wrong when a fresh process loads the engine and holds its class to the contract; None if nothing."""
     try:
         _ask("load", candidate, registry)
     except EnginesError as error:
@@ -72,14 +73,12 @@ def _broken(selection: Selection, cause: str, stderr: str) -> BrokenPlugin:
 
 def child(task: Task, question: str, answer: str) -> None:
     """The other side: answers a question in the process that was made for it."""
-    from engines.loading import load, load_config_class
-
     with open(question, "rb") as file:
         selection: Selection = pickle.load(file)
     said: Any
     try:
         if task == "load":
-            load(selection)
+            _check_class(load(selection))
             said = None
         else:
             said = load_config_class(selection).model_json_schema()
@@ -89,3 +88,12 @@ def child(task: Task, question: str, answer: str) -> None:
     with open(f"{answer}.part", "wb") as file:
         pickle.dump(said, file)
     os.replace(f"{answer}.part", answer)
+
+
+def _check_class(loaded: LoadedEngine) -> None:
+    """Hold an engine's class to the contract, which takes torch: without it there is none to be trained with."""
+    if "torch" in sys.modules:
+        from engines.engine.binding import check_engine_class
+
+        selection = loaded.selection
+        check_engine_class(loaded.engine_class, selection.capabilities, selection.distribution)

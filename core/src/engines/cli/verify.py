@@ -17,7 +17,7 @@ import click
     help="An engine to verify, also backend@distribution; several times for several. Default: all that can run.",
 )
 @click.option("--against", metavar="BACKEND", help="The engine to compare with. Default: plain transformers.")
-@click.option("--device", metavar="NAME", help="Where they run. Default: cpu.")
+@click.option("--device", metavar="NAME", help="Where they run. Default: ENGINES_DEVICE, else cpu.")
 @click.option("--model", metavar="PATH", type=click.Path(path_type=Path), help="A folder. Default: tiny models.")
 @click.option(
     "--layouts",

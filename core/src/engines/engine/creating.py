@@ -82,9 +82,10 @@ def local_device(selection: Selection) -> torch.device:
     spec = selection.device_spec
     try:
         import_module(spec.module)
-    except (ImportError, OSError) as error:  # OSError: a library of the vendor's toolkit is missing
+    except (Exception, SystemExit) as error:  # an import runs anybody's code
+        cause = f"{type(error).__name__}: {error}"
         raise LaunchError(
-            f'device "{spec.name}" needs the module {spec.module}, which cannot be imported: {error}',
+            f'device "{spec.name}" needs the module {spec.module}, which cannot be imported: {cause}',
             spec.toolkit or f"Install the package that brings {spec.module}, and what it needs.",
         ) from error
     if spec.torch_device == "cpu":

@@ -12,11 +12,14 @@ since its other ranks may wait in a collective for ever.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import multiprocessing.util
 import os
 import pickle
+import re
+import signal
 import sys
 import tempfile
 import time
@@ -87,6 +90,7 @@ class World:
         self._preload = (*PRELOAD, *preload)
         self._setup = setup
         self._log = log
+        self._rendezvous = ""
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -106,18 +110,19 @@ class World:
         """End all processes."""
         for pipe in self._pipes:
             pipe.close()
-        for process in self._processes:
+        for rank, process in enumerate(self._processes):
             process.join(2)
             if process.is_alive():
                 process.kill()
                 process.join()
+            Path(_stack_file(self._rendezvous, rank)).unlink(missing_ok=True)
         self._processes, self._pipes = [], []
 
     def _start(self) -> None:
         context: Any = multiprocessing.get_context(self._start_by)
         if self._start_by == "forkserver":
             context.set_forkserver_preload(list(self._preload))
-        rendezvous = tempfile.mktemp(prefix="world-")
+        self._rendezvous = rendezvous = tempfile.mktemp(prefix="world-")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -151,7 +156,7 @@ class World:
             if reports or deaths:
                 deadline = min(deadline, time.monotonic() + GRACE_S)
         if len(results) < self.size:
-            error = self._error(reports, deaths, f"ranks {sorted(silent)} of {self.size}", f"within {timeout:g} s")
+            error = self._error(reports, deaths, sorted(silent), f"within {timeout:g} s")
             self.close()
             raise error
         return [results[rank] for rank in range(self.size)]
@@ -170,14 +175,30 @@ class World:
             return Death(rank, self._processes[rank].exitcode or 0)
         return answer
 
-    def _error(self, reports: Sequence[Report], deaths: Sequence[Death], silent: str, within: str) -> WorldError:
+    def _error(
+        self, reports: Sequence[Report], deaths: Sequence[Death], silent: list[int], within: str
+    ) -> WorldError:
         if not reports and not deaths:
-            return WorldError(f"{silent} did not answer {within}")
+            where = "\n".join(f"rank {rank} {self._whereabouts(rank)}" for rank in silent)
+            return WorldError(f"ranks {silent} of {self.size} did not answer {within}\n{where}")
         cause = first_cause(reports, deaths)
         log = self._log_of(cause.rank)
         words = log.read_text(errors="replace").strip().splitlines()[-1:] if log is not None and log.exists() else []
         said = f"rank {cause.rank} of {self.size}: {cause.traceback}" if isinstance(cause, Report) else str(cause)
         return WorldError(said, cause, *words)
+
+    def _whereabouts(self, rank: int) -> str:
+        """Where a rank that doesn't answer stands: in its own code, and in what that called."""
+        stack = Path(_stack_file(self._rendezvous, rank))
+        os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and not (stack.exists() and stack.read_text().strip()):
+            time.sleep(0.05)
+        frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', stack.read_text() if stack.exists() else "")
+        if not frames:
+            return "doesn't say where it stands"
+        file, line, function = next((one for one in frames if f"{os.sep}torch{os.sep}" not in one[0]), frames[0])
+        return f"stands in {file}:{line}, in {function}, which waits in {frames[0][2]}"
 
     def _log_of(self, rank: int) -> Path | None:
         return Path(f"{self._log}-{rank}") if self._log is not None else None
@@ -218,6 +239,11 @@ def set_up(setup: str) -> None:
     getattr(importlib.import_module(module), name)()
 
 
+def _stack_file(rendezvous: str, rank: int) -> str:
+    """Where a rank writes what it is doing, when it is sent SIGUSR1."""
+    return f"{rendezvous}-{rank}"
+
+
 def _serve(
     pipe: Connection,
     rank: int,
@@ -232,6 +258,8 @@ def _serve(
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1)
         os.dup2(file, 2)
+
+    faulthandler.register(signal.SIGUSR1, open(_stack_file(rendezvous, rank), "w"), all_threads=False)  # noqa: SIM115
 
     import datetime
 

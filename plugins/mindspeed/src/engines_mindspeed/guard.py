@@ -98,9 +98,9 @@ def _import_torch_npu() -> None:
         raise LaunchError(
             f"torch_npu needs {error.name}, which cannot be found.", f"Install {error.name}."
         ) from error
-    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: torch, which loads it by itself
+    except (Exception, SystemExit) as error:  # an import runs anybody's code
         raise LaunchError(
-            f"torch_npu is installed, but what it is built on cannot be loaded: {error}",
+            f"torch_npu is installed, but what it is built on cannot be loaded: {type(error).__name__}: {error}",
             NPU.toolkit,
         ) from error
 

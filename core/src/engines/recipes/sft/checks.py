@@ -12,7 +12,7 @@ from engines.availability import can_be_imported
 from engines.checkpoint_folder import STATE, read_manifest, strict_json
 from engines.checkpoint_folder.identity import check_goes_on, differences, fingerprint, identity
 from engines.configuring import check_processes
-from engines.devices import DeviceSpec
+from engines.devices import DEVICE_VARIABLE, DeviceSpec, named_device
 from engines.errors import CheckpointError, DataError, LaunchError, ModelError
 from engines.model_folder import read_config
 from engines.recipes.data import Limits, scan
@@ -141,14 +141,21 @@ def _check_devices(device: DeviceSpec, num_ranks: int) -> None:
     if not can_be_imported(device.module):
         raise LaunchError(
             f'device "{device.name}" needs the module {device.module}, which is not installed',
-            f"Install the package that brings {device.module}, or use engine.device=cpu.",
+            f"{device.toolkit or f'Install the package that brings {device.module}.'} Or {_instead(device)}.",
         )
     count = _count_devices(device)
     if count is not None and num_ranks > count:
         raise LaunchError(
             f"{num_ranks} processes need a {device.name} device each, and {count} can be seen here",
-            f"Lower launch.nproc to at most {count}, or use engine.device=cpu.",
+            f"Lower launch.nproc to at most {count}, or {_instead(device)}.",
         )
+
+
+def _instead(device: DeviceSpec) -> str:
+    """How to run without it."""
+    if named_device() == device.name:
+        return f"unset {DEVICE_VARIABLE}, which asks for {device.name} and outranks the recipe"
+    return "use engine.device=cpu"
 
 
 def _count_devices(device: DeviceSpec) -> int | None:

@@ -14,6 +14,7 @@ import torch
 import engines
 from engines.errors import ConfigError, EnginesError, LaunchError
 from engines.losses import SFTLoss
+from engines.registry import registry
 from engines.testing.clause import clause
 from engines.testing.fixtures import Model, OnRanks
 from engines.testing.layouts import SINGLE, Layout
@@ -118,7 +119,9 @@ def beside_the_reference(folder: Path, settings: dict[str, Any]) -> tuple[Steps,
     with ExitStack() as stack:
         engine = stack.enter_context(opened(folder, settings))
         stack.enter_context(reference_engine())
-        other = stack.enter_context(opened(folder, {"strategy": "reference"}))
+        # by argument: what ENGINES_DEVICE says is the device of the engine under test
+        selection = registry.resolve("language_model", "reference", "cpu")
+        other = stack.enter_context(opened(folder, {"strategy": "reference"}, selection=selection))
         steps = [(train_step(engine, samples), train_step(other, samples)) for samples in (FIRST, SECOND)]
     mine, theirs = zip(*steps, strict=True)
     return list(mine), list(theirs)
@@ -126,8 +129,9 @@ def beside_the_reference(folder: Path, settings: dict[str, Any]) -> tuple[Steps,
 
 def refuse_company(folder: Path, settings: dict[str, Any]) -> str | None:
     with opened(folder, settings), reference_engine():
+        selection = registry.resolve("language_model", "reference", "cpu")
         try:
-            engines.create({"path": str(folder)}, {"strategy": "reference"}).close()
+            engines.create({"path": str(folder)}, {"strategy": "reference"}, selection=selection).close()
         except LaunchError as error:
             return str(error)
     return None
