@@ -49,6 +49,22 @@ def test_without_torch_npu(tmp_path: Path) -> None:
     assert "needs torch_npu, not installed; install CANN and the torch_npu that fits torch" in said
 
 
+def test_denied(tmp_path: Path) -> None:
+    code, said = why(make_site(tmp_path / "site"), ENGINES_DENY="mindspeed")
+    assert code == 2
+    assert "left   megatron on npu, engines-mindspeed 0.1.0: denied" in said
+    assert "engines-mindspeed has it for npu: take mindspeed out of the deny list." in said
+    assert "pip install" not in said
+
+
+def test_another_owner_asked_for(tmp_path: Path) -> None:
+    code, said = why(
+        make_site(tmp_path / "site"), WHY.replace('"megatron", "--dev', '"megatron@engines-megatron", "--dev')
+    )
+    assert code == 2
+    assert "engines-mindspeed has it for npu: write megatron@engines-mindspeed." in said
+
+
 def test_without_the_distribution(tmp_path: Path) -> None:
     hidden = """
 import importlib_metadata

@@ -49,6 +49,33 @@ def at(case: str, device: str) -> dict[str, Any]:
     return settings(layout, device=device, **({"distributed_optimizer": True} if layout != case else {}))
 
 
+def fail_to_construct(folder: Path) -> None:
+    """Groups that can't be made; then an engine with other arguments, which a living one would not allow."""
+    from engines.loading import load
+    from engines.registry import registry
+
+    load(registry.resolve("language_model", "megatron", "npu"))  # before anything of Megatron is imported
+    from engines_megatron import groups
+
+    make = groups._make_replica_group
+
+    def fail(layout: Any) -> Any:
+        raise OSError("no more sockets")
+
+    groups._make_replica_group = fail
+    try:
+        with pytest.raises(OSError, match="no more sockets"):
+            TrainingWorker({"path": str(folder)}, at("tp2", "npu"), OPTIMIZER)
+    finally:
+        groups._make_replica_group = make
+    with TrainingWorker({"path": str(folder)}, {**at("tp2", "npu"), "flash_attention": False}, OPTIMIZER) as worker:
+        worker.initialize()
+
+
+def test_a_constructor_that_fails_gives_its_arguments_back(npus: World, deep: Deep) -> None:
+    npus(fail_to_construct, deep("llama"), timeout=FIRST_S)
+
+
 def run_and_tell(folder: Path, engine: dict[str, Any]) -> tuple[Run, str, list[tuple[str, Any]]]:
     """A run, whose engine it was, and what MindSpeed noted meanwhile."""
     import mindspeed

@@ -41,9 +41,8 @@ def choose(asked: Asked, field: Field) -> Selection:
     here = [one for one in fitting if one.device == device]
     if not here:
         supported = ", ".join(sorted({one.device for one in fitting}))
-        own = PUBLISHED.get((asked.backend, device))
         said = f"No engine for {asked}: it runs on {supported}."
-        raise trace.error(said, f"For {device} install its distribution: pip install {own}" if own else None)
+        raise trace.error(said, _for_device(asked, device, named, field.denied))
     states = {one: availability(one, field.devices) for one in here}
     trace.states = states
     available = [one for one in here if states[one].available]
@@ -101,6 +100,17 @@ def _nothing_fits(asked: Asked, field: Field, named: Sequence[Candidate]) -> str
         if able
         else said + did_you_mean(asked.model_type, known)
     )
+
+
+def _for_device(asked: Asked, device: str, named: Sequence[Candidate], denied: frozenset[str]) -> str | None:
+    """How to get that backend for the device: one is installed but was ruled out, or one is published."""
+    for one in named:
+        if one.device == device and asked.model_type in one.model_types:
+            if one.plugin in denied:
+                return f"{one.distribution} has it for {device}: take {one.plugin} out of the deny list."
+            return f"{one.distribution} has it for {device}: write {one.backend}@{one.distribution}."
+    own = PUBLISHED.get((asked.backend, device))
+    return f"For {device} install its distribution: pip install {own}" if own else None
 
 
 def _settle(best: Sequence[Candidate]) -> str:
