@@ -119,7 +119,11 @@ cli.COMMANDS["wait"] = ("waiting:wait", "")
 sys.exit(cli.main(["wait"]))
 """
     child = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),  # a job in the background begins with it ignored
     )
     deadline = time.monotonic() + 60
     while not ready.exists() and time.monotonic() < deadline and child.poll() is None:
