@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.testing.fixtures import Model, PlainRun, kit_worlds, model, plain_run  # noqa: F401 (fixtures)
+from engines.testing.fixtures import Model, PlainRun, kit_models, kit_plain_runs, kit_worlds  # noqa: F401 (fixtures)
 from engines.testing.world import Worlds
 from support.sabotage import SABOTAGES, SOUND, Sabotage, registered
 from support.sabotage.running import Shared, run_kit
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def shared(kit_worlds: Worlds, model: Model, plain_run: PlainRun) -> Iterator[Shared]:  # noqa: F811
+def shared(kit_worlds: Worlds, kit_models: Model, kit_plain_runs: PlainRun) -> Iterator[Shared]:  # noqa: F811
     with registered():
-        yield Shared(kit_worlds, model, plain_run)
+        yield Shared(kit_worlds, kit_models, kit_plain_runs)
 
 
 @pytest.mark.sabotage

@@ -13,7 +13,7 @@ from support.sabotage.table import ROOM, Sabotage
 
 FILE = f"""
 from engines.testing import conformance
-from {__name__} import kit_worlds, model, plain_run
+from {__name__} import kit_models, kit_plain_runs, kit_worlds
 
 tests = conformance({{engine!r}}, setup="{ROOM}:register")
 """
@@ -74,12 +74,12 @@ def kit_worlds(request: pytest.FixtureRequest) -> Worlds:
 
 
 @pytest.fixture(scope="session")
-def model(request: pytest.FixtureRequest) -> Model:
+def kit_models(request: pytest.FixtureRequest) -> Model:
     return _shared(request).model
 
 
 @pytest.fixture(scope="session")
-def plain_run(request: pytest.FixtureRequest) -> PlainRun:
+def kit_plain_runs(request: pytest.FixtureRequest) -> PlainRun:
     return _shared(request).plain_run
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engines.errors import EnginesError
+from engines.testing import fixtures
 from engines.testing.asking import can_be_asked_for
 from engines.testing.clause import clause_of
 from engines.testing.conformance import Conformance
@@ -43,9 +44,10 @@ class Suite(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Collector]:
         try:
-            self.find()
+            subject = self.find()
         except EnginesError as error:
             raise self.CollectError(str(error)) from None
+        fixtures.register(self, subject)
         folder = Path(str(import_module(CLAUSES).__file__)).parent
         for file in sorted(folder.glob("test_*.py")):
             name = file.stem.removeprefix("test_")

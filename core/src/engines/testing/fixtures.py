@@ -1,4 +1,8 @@
-"""Fixtures of the kit's clauses."""
+"""Fixtures of the kit's clauses.
+
+Those that all engines of a session share are pytest's for everybody, and called `kit_...`. The others have names that
+an author may use too: they are seen by the kit's own tests alone, which in turn see no others of these names.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from typing import Any
 import pytest
 
 from engines.testing import plain
-from engines.testing.collecting import subject_of
 from engines.testing.layouts import Layout
 from engines.testing.runs import OPTIMIZER
 from engines.testing.samples import mini_batches
@@ -23,12 +26,6 @@ Model = Callable[..., Path]
 PlainRun = Callable[..., plain.Run]
 
 
-@pytest.fixture
-def subject(request: pytest.FixtureRequest) -> Subject:
-    """The engine under test."""
-    return subject_of(request.node)
-
-
 @pytest.fixture(scope="session")
 def kit_worlds() -> Iterator[Worlds]:
     """The processes in which engines run, kept until the session ends."""
@@ -37,7 +34,32 @@ def kit_worlds() -> Iterator[Worlds]:
     worlds.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def kit_models(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """What `model` is."""
+    return cache(
+        lambda family, **overrides: tiny_folder(
+            tmp_path_factory.mktemp(family), family, **{"num_hidden_layers": LAYERS, **overrides}
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def kit_plain_runs(kit_models: Model) -> PlainRun:
+    """What `plain_run` is."""
+    return cache(
+        lambda family, size=8, **settings: plain.train(
+            kit_models(family), mini_batches(size), **{**OPTIMIZER, **settings}
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def kit_answers() -> dict[str, list[Any]]:
+    """What `once_on_ranks` keeps."""
+    return {}
+
+
 def on_ranks(subject: Subject, kit_worlds: Worlds) -> OnRanks:
     """`on_ranks(layout, function, *arguments)`: what each rank of a layout's world returns."""
 
@@ -52,13 +74,6 @@ def on_ranks(subject: Subject, kit_worlds: Worlds) -> OnRanks:
     return run
 
 
-@pytest.fixture(scope="module")
-def kit_answers() -> dict[str, list[Any]]:
-    """What `once_on_ranks` keeps."""
-    return {}
-
-
-@pytest.fixture
 def once_on_ranks(on_ranks: OnRanks, kit_answers: dict[str, list[Any]]) -> OnRanks:
     """`on_ranks` for clauses of a chapter that look at the same run: it takes place once."""
 
@@ -71,21 +86,24 @@ def once_on_ranks(on_ranks: OnRanks, kit_answers: dict[str, list[Any]]) -> OnRan
     return run
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(kit_models: Model) -> Model:
     """`model(family)`: a tiny model, saved."""
-    return cache(
-        lambda family, **overrides: tiny_folder(
-            tmp_path_factory.mktemp(family), family, **{"num_hidden_layers": LAYERS, **overrides}
-        )
-    )
+    return kit_models
 
 
-@pytest.fixture(scope="session")
-def plain_run(model: Model) -> PlainRun:
+def plain_run(kit_plain_runs: PlainRun) -> PlainRun:
     """`plain_run(family, size, **settings)`: plain transformers and PyTorch on three mini-batches of `size` samples;
     `settings` are the optimizer's.
     """
-    return cache(
-        lambda family, size=8, **settings: plain.train(model(family), mini_batches(size), **{**OPTIMIZER, **settings})
-    )
+    return kit_plain_runs
+
+
+def register(node: pytest.Collector, found: Subject) -> None:
+    """Let the tests below `node`, and no others, see the fixtures whose names anybody may use."""
+
+    def subject() -> Subject:
+        """The engine under test."""
+        return found
+
+    for fixture in (subject, on_ranks, once_on_ranks, model, plain_run):
+        pytest.register_fixture(name=fixture.__name__, func=fixture, node=node)

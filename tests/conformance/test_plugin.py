@@ -1,0 +1,52 @@
+"""The kit as a plugin of pytest: what an author's own tests meet of it, and it of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NAMES = ("subject", "on_ranks", "once_on_ranks", "model", "plain_run", "layout", "some_layout", "any_model")
+"""Fixtures and parameters of the kit's clauses that have names for everybody."""
+
+CONFTEST = """
+import pytest
+
+@pytest.fixture(params=["the author's"])
+def {name}(request):
+    return request.param
+"""
+OWN = """
+def test_{name}_is_its_own({name}):
+    assert {name} == "the author's"
+"""
+KIT = """
+from engines.testing import conformance
+
+tests = conformance("reference", setup="engines.testing.reference:register")
+again = conformance("reference", setup="engines.testing.reference:register")
+"""
+
+
+def run_pytest(folder: Path, *words: str) -> str:
+    """What a session of an author's says."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.more
+def test_fixtures_of_the_kit_and_of_an_author_do_not_meet(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("".join(CONFTEST.format(name=name) for name in NAMES))
+    (tmp_path / "test_own.py").write_text("".join(OWN.format(name=name) for name in NAMES))
+    (tmp_path / "test_kit.py").write_text(KIT)
+    clauses = "training_equals_plain or leaves_no_trace"
+    said = run_pytest(tmp_path, "-k", f"is_its_own or {clauses}")
+    assert all(f"test_{name}_is_its_own[the author's] PASSED" in said for name in NAMES), said
+    for suite in ("tests", "again"):
+        assert f"test_kit.py::{suite}::training::test_training_equals_plain_pytorch[single] PASSED" in said
