@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,39 @@ def test_every_dtype_and_a_transposed_tensor(tmp_path: Path) -> None:
     reader = checkpoint.open(tmp_path / "a").reader({"model"})
     for key, expected in whole.items():
         assert_same(reader.read(key, (1, 0), (2, 2)), expected[1:])
+        for target in (torch.zeros(2, 2, dtype=expected.dtype), torch.zeros(2, 2, dtype=expected.dtype).T):
+            reader.read_into(key, (1, 0), target)
+            assert_same(target, expected[1:])
+        wide = torch.zeros(3, 2, dtype=torch.float64)
+        reader.read_into(key, (0, 0), wide)
+        assert_same(wide, expected.to(torch.float64))
+
+
+def test_rows_columns_and_a_middle_are_read_into_place(tmp_path: Path, world) -> None:
+    """Of a tensor that a second thread helps to read, from two files that each hold half of its rows."""
+    whole = torch.arange(3 * 2**21, dtype=torch.float32).reshape(3 * 2**10, 2**11)
+    world(2)(save_on_rank, tmp_path / "a", {"model.w": whole})
+    reader = checkpoint.Checkpoint(tmp_path / "a").reader(["model"])
+    for rows, columns in [
+        ((0, 3072), (0, 2048)),
+        ((1000, 3071), (0, 2048)),
+        ((1535, 1537), (7, 9)),
+        ((5, 5), (0, 1)),
+    ]:
+        part = slice(*rows), slice(*columns)
+        around = torch.full((3074, 2050), -1.0)
+        target = around[part[0], part[1]]
+        reader.read_into("model.w", (rows[0], columns[0]), target)
+        assert target.equal(whole[part])
+        assert (around == -1).sum() == around.numel() - target.numel()
+    target = torch.empty(3072, 2048)
+    reader.read_into("model.w", (0, 0), target)
+    assert target.equal(whole)
+    with pytest.raises(CheckpointError, match=r"reaches out of it"):
+        reader.read_into("model.w", (1, 0), target)
+    os.truncate(tmp_path / "a" / "model-00001-of-00002.safetensors", 2**22)
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002.safetensors is truncated"):
+        reader.read_into("model.w", (0, 0), target)
 
 
 def test_four_ranks_to_two_to_one_to_three(tmp_path: Path, world) -> None:

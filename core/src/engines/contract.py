@@ -157,7 +157,14 @@ class ShardReader(Protocol):
         ...
 
     def read(self, key: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The block at `offset` with `shape`, on the CPU, in the dtype that was saved."""
+        """The block at `offset` with `shape`, on the CPU, in the dtype that was saved; to be copied from."""
+        ...
+
+    def read_into(self, key: str, offset: Sequence[int], target: Tensor) -> None:
+        """Fill `target`, on any device and of any dtype, with the block at `offset` of its shape.
+
+        The faster way for what is kept: whole rows are read straight into memory of the CPU.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""Saving while training goes on: a copy to host memory, and a thread that writes it."""
+"""Saving while training goes on: from copies in host memory, by a thread."""
 
 from __future__ import annotations
 
@@ -7,44 +7,13 @@ import threading
 import time
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from engines.agreement import Peers
+from engines.checkpoint.host_copies import HostCopies
 from engines.checkpoint.saving import Contents, Saving
 
 log = logging.getLogger("engines")
 
 _WORTH_SAYING_S = 0.1
-
-
-class HostCopies:
-    """Copies of a rank's tensors in host memory, which is kept for the next save: fresh pages cost more than copying.
-
-    Of an accelerator's tensors pinned, so that they all travel at once.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, str], Tensor] = {}
-
-    def take(self, files: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """Copy all entries; what the last call returned is overwritten."""
-        before, self._held = self._held, {}
-        devices = set()
-        copied: dict[str, dict[str, Tensor]] = {}
-        for file, entries in files.items():
-            for entry, tensor in entries.items():
-                held = before.pop((file, entry), None)
-                if held is None or (held.shape, held.dtype) != (tensor.shape, tensor.dtype):
-                    on_device = tensor.device.type not in ("cpu", "meta")
-                    held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_device)
-                held.copy_(tensor.detach(), non_blocking=True)
-                self._held[file, entry] = copied.setdefault(file, {})[entry] = held
-                devices.add(tensor.device)
-        for device in devices:
-            if device.type != "cpu":
-                torch.accelerator.synchronize(device)
-        return copied
 
 
 class Saver:

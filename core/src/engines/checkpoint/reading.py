@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -108,33 +107,38 @@ class PartReader:
         return DTYPES[self._record(key).dtype]
 
     def read(self, key: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The block at `offset` with `shape`, on the CPU, in the dtype that was saved.
+        """The block at `offset` with `shape`, on the CPU, in the dtype that was saved. It may be memory of the file.
 
         Raises `CheckpointError` for an unknown key, a block that reaches out of the tensor, and a file that isn't
         what the index says.
         """
-        record = self._record(key)
-        if not is_block(record.shape, offset, shape):
-            raise CheckpointError(
-                f"{self._path}: {key} has shape {record.shape}; {tuple(shape)} at {tuple(offset)} reaches out of it"
-            )
-        whole_piece = [p for p in record.pieces if p.offset == tuple(offset) and p.shape == tuple(shape)]
-        if whole_piece:
-            return self._read_piece(record, whole_piece[0], None)
+        record = self._checked(key, offset, shape)
+        for piece in record.pieces:
+            if (piece.offset, piece.shape) == (tuple(offset), tuple(shape)):
+                return self._file(record, piece).read(piece.entry)
         block = torch.empty(tuple(shape), dtype=DTYPES[record.dtype])
+        self.read_into(key, offset, block)
+        return block
+
+    @torch.no_grad()
+    def read_into(self, key: str, offset: Sequence[int], target: Tensor) -> None:
+        """Fill `target`, on any device and of any dtype, with the block at `offset` of its shape.
+
+        What lies in the file as it does in the CPU's memory is read straight into it. Raises what `read` raises.
+        """
+        record = self._checked(key, offset, target.shape)
         covered = 0
         for piece in record.pieces:
-            meeting = overlap(offset, shape, piece)
+            meeting = overlap(offset, target.shape, piece)
             if meeting:
                 in_block, in_piece = meeting
-                found = self._read_piece(record, piece, in_piece)
-                block[in_block] = found
-                covered += found.numel()
-        if covered != prod(shape):
+                block = target[in_block]
+                self._file(record, piece).read_into(block, piece.entry, in_piece)
+                covered += block.numel()
+        if covered != target.numel():
             raise CheckpointError(
-                f"{self._path}: only {covered} of {prod(shape)} elements of {key} at {tuple(offset)} are there"
+                f"{self._path}: only {covered} of {target.numel()} elements of {key} at {tuple(offset)} are there"
             )
-        return block
 
     def close(self) -> None:
         """Unmap the files."""
@@ -147,7 +151,16 @@ class PartReader:
             raise CheckpointError(f"{self._path} has no tensor {key!r}.{did_you_mean(key, self._tensors)}")
         return self._tensors[key]
 
-    def _read_piece(self, record: TensorRecord, piece: Piece, index: tuple[slice, ...] | None) -> Tensor:
+    def _checked(self, key: str, offset: Sequence[int], shape: Sequence[int]) -> TensorRecord:
+        record = self._record(key)
+        if not is_block(record.shape, offset, shape):
+            raise CheckpointError(
+                f"{self._path}: {key} has shape {record.shape}; {tuple(shape)} at {tuple(offset)} reaches out of it"
+            )
+        return record
+
+    def _file(self, record: TensorRecord, piece: Piece) -> SafetensorsFile:
+        """The file of a piece, which is as the index says."""
         file = self._files.get(piece.file)
         if file is None:
             file = self._files[piece.file] = SafetensorsFile(self._path / piece.file, error=CheckpointError)
@@ -156,7 +169,7 @@ class PartReader:
             raise CheckpointError(
                 f"{file.path}: {piece.entry} is {found[1]} {found[0]}, the index says {record.dtype} {piece.shape}"
             )
-        return file.read(piece.entry, index)
+        return file
 
 
 def open(

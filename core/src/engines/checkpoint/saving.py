@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,9 @@ from engines.errors import CheckpointError, ContractError, ModelError
 from engines.weights import ModelFiles, write_pretrained
 from engines.weights.safetensors_file import write_safetensors
 from engines.weights.write_pretrained import FolderWriter
+
+_AT_ONCE = 2
+"""Files that a rank writes at a time."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,13 @@ class Saving:
         if self._rank_state is not None:
             name = f"rank-{self._peers.rank:05d}-of-{self._peers.size:05d}.safetensors"
             self._written[name] = write_rank_state(self._temporary / name, self._rank_state)
-        for name, entries in self._pieces.files.items():
-            self._written[name] = write_safetensors(self._temporary / name, entries)
+        # So that one is written while the disk is awaited for another.
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            begun = {
+                name: threads.submit(write_safetensors, self._temporary / name, entries)
+                for name, entries in self._pieces.files.items()
+            }
+            self._written |= {name: writing.result() for name, writing in begun.items()}
         if self._export:
             self._write_export()
 

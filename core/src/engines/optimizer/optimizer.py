@@ -58,10 +58,10 @@ class Optimizer:
         return int(state["step"]) if state else 0
 
     def create_moments(self, name: str, updates: int) -> dict[str, Tensor]:
-        """Give a parameter fresh zero moments after `updates` updates, to be filled from a checkpoint."""
+        """Give a parameter the moments it has after `updates` updates, all of which the caller then fills."""
         parameter = self.parameters[name]
         step = torch.tensor(float(updates), dtype=torch.float32, device=parameter.device)
-        moments = {moment: torch.zeros_like(parameter.detach()) for moment in MOMENTS}
+        moments = {moment: torch.empty_like(parameter.detach()) for moment in MOMENTS}
         self._adamw.state[parameter] = {"step": step, **moments}
         return moments
 

@@ -85,4 +85,4 @@ def _fill(shard: Shard, reader: ShardReader) -> None:
             "load a checkpoint of the same model",
         )
     if shard.tensor.numel():
-        shard.tensor.copy_(reader.read(shard.key, shard.offset, shard.tensor.shape))
+        reader.read_into(shard.key, shard.offset, shard.tensor)

@@ -174,4 +174,4 @@ def _whole(key: str, tensor: Tensor) -> Shard:
 
 @torch.no_grad()
 def _fill(key: str, tensor: Tensor, reader: ShardReader) -> None:
-    tensor.copy_(reader.read(key, (0,) * tensor.dim(), tuple(tensor.shape)))
+    reader.read_into(key, (0,) * tensor.dim(), tensor)

@@ -80,11 +80,11 @@ def load_model_shards(
     pieces = find_pieces(chunks, architecture)
     for piece in pieces:
         key = f"model.{piece.name}"
-        piece.view.copy_(_read(reader, key, piece.shape, piece.offset, tuple(piece.view.shape)))
+        _fill(piece.view, reader, key, piece.shape, piece.offset)
         state = states.get(piece.parameter)
         if state is not None and state.main.dtype != piece.parameter.dtype:
             for cut in _cuts(piece, state, distributed=True):
-                cut.of(state.main).copy_(_read(reader, key, piece.shape, cut.offset, cut.shape))
+                _fill(cut.of(state.main), reader, key, piece.shape, cut.offset)
     for rows in padding(chunks, pieces):
         rows.zero_()
 
@@ -107,7 +107,7 @@ def load_optimizer_shards(
         for cut in _cuts(piece, state, distributed=True):
             for moment, value in state.moments.items():
                 key = f"optimizer.{moment}.{piece.name}"
-                cut.of(value).copy_(_read(reader, key, piece.shape, cut.offset, cut.shape))
+                _fill(cut.of(value), reader, key, piece.shape, cut.offset)
 
 
 def _states(optimizer: Optimizer | None) -> Mapping[Parameter, ParameterState]:
@@ -127,11 +127,11 @@ def _cuts(piece: Piece, state: ParameterState, distributed: bool) -> Iterator[_C
         yield _Cut(piece, offset, block.shape, begin, begin + block.end - block.begin, int(replica))
 
 
-def _read(reader: ShardReader, key: str, whole: Shape, offset: Shape, shape: Shape) -> Tensor:
+def _fill(target: Tensor, reader: ShardReader, key: str, whole: Shape, offset: Shape) -> None:
     found = tuple(reader.shape(key))
     if found != whole:
         raise CheckpointError(
             f"{key} has shape {found} in the checkpoint and {whole} in this model",
             "load a checkpoint of the same model",
         )
-    return reader.read(key, offset, shape)
+    reader.read_into(key, offset, target)
