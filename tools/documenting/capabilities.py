@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from pydantic.fields import FieldInfo
-
 from documenting import ROOT
 from documenting.tables import code, table
 from engines.capabilities import CAPABILITIES
-from engines.config import EngineConfig
+from engines.config import EngineConfig, capability_of
 from engines.manifest import EngineEntry, Manifest, parse_manifest
 
 
@@ -27,12 +25,6 @@ class Owned:
 def entries() -> list[Owned]:
     """Every `[[engine]]` of this repository, in the order of its distributions."""
     return [Owned(name, entry) for name, manifest in _manifests() for entry in manifest.engine]
-
-
-def capability_of(info: FieldInfo) -> str | None:
-    """The capability that a setting needs of an engine, if it needs one."""
-    extra = info.json_schema_extra
-    return str(extra["capability"]) if isinstance(extra, dict) and "capability" in extra else None
 
 
 def settings_classes() -> dict[type[EngineConfig], list[Owned]]:

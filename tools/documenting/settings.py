@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from pydantic.fields import FieldInfo
 
-from documenting.capabilities import capability_of, settings_classes
+from documenting.capabilities import settings_classes
 from documenting.tables import table
-from engines.config import EngineConfig
+from engines.config import EngineConfig, capability_of
 from engines.recipes.reference import key_table, row
 
 

@@ -12,6 +12,7 @@ import os
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from engines.errors import NO_URLS, LaunchError
 
@@ -22,6 +23,12 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 def needs(capability: str, default: Any, description: str, **kwargs: Any) -> Any:
     """A field whose values other than `default` need `capability` of the engine."""
     return Field(default, description=description, json_schema_extra={"capability": capability}, **kwargs)
+
+
+def capability_of(info: FieldInfo) -> str | None:
+    """The capability that a field needs of an engine; None for one that every engine takes."""
+    extra = info.json_schema_extra
+    return str(extra["capability"]) if isinstance(extra, dict) and "capability" in extra else None
 
 
 class Config(BaseModel):

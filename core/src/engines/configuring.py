@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from engines.config import REPLICA_SIZES, EngineConfig, ModelConfig
+from engines.config import REPLICA_SIZES, EngineConfig, ModelConfig, capability_of
 from engines.errors import CapabilityError, ConfigError, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)
@@ -99,11 +99,10 @@ def check_capabilities(
     """
     faults = []
     for name, info in type(config).model_fields.items():
-        extra = info.json_schema_extra
-        capability = extra.get("capability") if isinstance(extra, dict) else None
+        capability = capability_of(info)
         value = getattr(config, name)
         if capability is not None and capability not in capabilities and value != info.default:
-            faults.append(f"engine.{name}: {value!r} {lack(str(capability), engine, others)}. Use {info.default!r}.")
+            faults.append(f"engine.{name}: {value!r} {lack(capability, engine, others)}. Use {info.default!r}.")
     if model.dtype == "bfloat16" and "bfloat16" not in capabilities:
         faults.append(f"model.dtype: 'bfloat16' {lack('bfloat16', engine, others)}. Use 'float32'.")
     for name, capability in (switches or {}).items():

@@ -53,6 +53,10 @@ class Active:
         self.report.note(subject_of(item), item, clause, result)
         return result
 
+    def pytest_deselected(self) -> None:
+        """`-k`, `-m` or `--deselect` left out some tests."""
+        self.report.is_partial = True
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """What is proven, refused and not applicable."""
         self.report.write(terminalreporter)

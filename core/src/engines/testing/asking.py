@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engines.capabilities import CAPABILITIES
-from engines.config import EngineConfig
+from engines.config import EngineConfig, capability_of
 
 CALLS = frozenset({"bfloat16", "data_parallel", "deterministic", "entropy", "export", "lora", "offload"})
 """Capabilities that something else than a setting of `engine:` asks for; a chapter of the kit knows what."""
@@ -20,8 +20,7 @@ def settings_that_need(capability: str, config: type[EngineConfig]) -> dict[str,
     fields = {**config.model_fields, **EngineConfig.model_fields}
     found = {}
     for name, info in fields.items():
-        extra = info.json_schema_extra
-        if isinstance(extra, dict) and extra.get("capability") == capability and type(info.default) in OTHER:
+        if capability_of(info) == capability and type(info.default) in OTHER:
             found[name] = OTHER[type(info.default)](info.default)
     return found
 
@@ -34,5 +33,8 @@ OTHER: dict[type, Any] = {
 
 
 def can_be_asked_for(config: type[EngineConfig]) -> frozenset[str]:
-    """The capabilities that there is a setting or a call for, which an engine without them must refuse."""
-    return CALLS | {word for word in CAPABILITIES if settings_that_need(word, config)}
+    """The capabilities that there is a setting or a call for, which an engine without them must refuse; a vendor's
+    own among them.
+    """
+    named = {word for info in config.model_fields.values() if (word := capability_of(info))}
+    return CALLS | {word for word in CAPABILITIES.keys() | named if settings_that_need(word, config)}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.config import EngineConfig
+from engines.config import EngineConfig, capability_of
 
 MAX_PROCESSES = 4
 
@@ -92,8 +92,7 @@ def declared_layouts(capabilities: frozenset[str], config: type[EngineConfig]) -
 def switch_of(capability: str, config: type[EngineConfig]) -> str:
     """The setting of `config` that needs `capability`, one that is true or false."""
     for name, info in config.model_fields.items():
-        extra = info.json_schema_extra
-        if isinstance(extra, dict) and extra.get("capability") == capability and info.annotation is bool:
+        if capability_of(info) == capability and info.annotation is bool:
             return name
     raise AssertionError(
         f"{capability} is declared, but no field of {config.__name__} that is true or false names it: "
