@@ -99,13 +99,16 @@ class MicroResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What `BaseEngine.step` did; equal on all ranks."""
+    """What `BaseEngine.step` did; equal on all ranks, but for `not_finite`."""
 
     grad_norm: float
     """L2 norm over all parameters, each once, before clipping."""
     lr: float
     """The rate that the step used (that it would have used, if skipped)."""
     skipped: Skip | None = None
+    not_finite: tuple[str, ...] = ()
+    """Of a step skipped as "non_finite": the parameters of this rank whose gradients weren't finite, in the model's
+    order and by their Hugging Face names; empty where an engine can't tell. Core puts those of all ranks together."""
 
 
 class BoundLoss(Protocol):

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from engines.agreement import Peers
 from engines.batch import OUTPUTS, OUTPUTS_OF, Batch, TokenOutputs
 from engines.checkpoint import CheckpointInfo, Saver
 from engines.checkpoint_folder.manifest import RESUMABLE, Content
@@ -156,8 +157,9 @@ class Engine:
         `batch`: this replica's share, on the CPU; may be empty. Returns metrics, equal on all ranks: `loss`,
         `grad_norm` (before clipping), `lr`, `tokens`, `targets`, `skipped_step` (None, "empty", "non_finite"),
         each loss term's mean as `loss/TERM`, and the engine's own. A step with non-finite gradients, or without
-        anything that counts, changes nothing. Raises `BatchError` on all ranks if any share is unfit, and, before
-        anything is done, `CheckpointError` if a checkpoint could not be written in the background.
+        anything that counts, changes nothing; `not_finite` then names the parameters with such gradients. Raises
+        `BatchError` on all ranks if any share is unfit, and, before anything is done, `CheckpointError` if a
+        checkpoint could not be written in the background.
         """
         self._need_optimizer()
         self._saver.poll()
@@ -175,6 +177,7 @@ class Engine:
             "grad_norm": step.grad_norm,
             "lr": step.lr,
             "skipped_step": step.skipped,
+            **({"not_finite": list(step.not_finite)} if step.skipped == "non_finite" else {}),
             **metrics,
         }
 
@@ -366,7 +369,10 @@ class Engine:
     def _step(self) -> StepResult:
         result: StepResult = self._hook.step()
         assert result.skipped is not None or math.isfinite(result.grad_norm), "a non-finite step must be skipped"
-        return result
+        if result.skipped != "non_finite":
+            return result
+        names = dict.fromkeys(name for of_rank in Peers.of().all_gather(result.not_finite) for name in of_rank)
+        return replace(result, not_finite=tuple(names))
 
     @contextmanager
     def _in_mode(self, mode: Mode) -> Iterator[None]:

@@ -14,6 +14,10 @@ from engines.launch.reports import Death, Report, first_cause
 
 _SUSPICIOUS_S: Final = 5.0
 """A rank that was silent for so long when others lost it is named as the cause."""
+_LESS_MEMORY: Final = (
+    "Smaller micro-batches (engine.max_tokens_per_micro_batch) need less, and so do more processes"
+    " and engines that shard or recompute; see docs/troubleshooting.md."
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ def fail(
             raise error
         case Report(kind="stopped"):
             _say(cause.message.partition(": ")[2])
+        case Report(kind="memory"):
+            place = ranks[cause.rank].watch.place()
+            _say(f"rank {cause.rank} ran out of memory ({place}): {cause.message.splitlines()[0]}", _LESS_MEMORY)
         case Report(kind="peer") if silent:
             _say("\n".join(map(str, silent)), f"Others waited for it: rank {cause.rank}: {cause.message}")
         case Report(kind="peer"):

@@ -15,11 +15,17 @@ from typing import Literal
 from engines.errors import EnginesError
 from engines.launch.job import RunFailed
 
-Kind = Literal["user", "stopped", "defect", "peer"]
+Kind = Literal["user", "stopped", "memory", "defect", "peer"]
 
 _LOST_PEER = re.compile(
     r"gloo|nccl|hccl|connection (closed|reset|refused)|broken pipe|timed out waiting|socket timeout", re.IGNORECASE
 )
+_NO_MEMORY = re.compile(r"out of memory|can(no|')t allocate memory|bad_alloc", re.IGNORECASE)
+
+
+def tells_no_memory(text: str) -> bool:
+    """Whether a message, of Python, of torch on any device or of the system, says that memory ran out."""
+    return _NO_MEMORY.search(text) is not None
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,8 @@ class Report:
     rank: int
     time: float
     kind: Kind
-    """user: an `EnginesError`; stopped: a `RunFailed`; peer: a collective failed, most likely because another
-    rank did; defect: anything else."""
+    """user: an `EnginesError`; stopped: a `RunFailed`; memory: none was left; peer: a collective failed, most likely
+    because another rank did; defect: anything else."""
     message: str
     remedy: str | None
     traceback: str
@@ -38,11 +44,14 @@ class Report:
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Report:
         """The report of the rank that `error` ends; made as soon as it is caught."""
+        kind = _kind(error)
+        if kind == "memory":
+            traceback.clear_frames(error.__traceback__)  # their tensors: a report needs memory too
         named = f"{type(error).__name__}: {error}".removesuffix(": ")
         return cls(
             rank=rank,
             time=time.time(),
-            kind=_kind(error),
+            kind=kind,
             message=error.message if isinstance(error, EnginesError) else named,
             remedy=error.remedy if isinstance(error, EnginesError) else None,
             traceback="".join(traceback.format_exception(error)),
@@ -91,6 +100,8 @@ def _kind(error: BaseException) -> Kind:
         return "user"
     if isinstance(error, RunFailed):
         return "stopped"
+    if isinstance(error, MemoryError) or tells_no_memory(str(error)):
+        return "memory"
     modules: Mapping[type, str] = {kind: kind.__module__ for kind in type(error).__mro__}
     from_torch = any(name.startswith("torch") for name in modules.values()) or isinstance(error, RuntimeError)
     return "peer" if from_torch and _LOST_PEER.search(str(error)) else "defect"

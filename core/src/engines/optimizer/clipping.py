@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -76,6 +76,15 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, clip_grad: floa
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if factor < 1.0 and gradients:
         torch._foreach_mul_(gradients, factor)
+
+
+def not_finite(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
+    """Names of those whose gradient, as far as this rank holds it, has an infinite element or NaN."""
+    return tuple(
+        name
+        for name, parameter in parameters.items()
+        if parameter.grad is not None and not torch.isfinite(local(parameter.grad)).all()
+    )
 
 
 def local(tensor: Tensor) -> Tensor:

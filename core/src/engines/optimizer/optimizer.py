@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from engines.config import OptimizerConfig
 from engines.contract import StepResult
 from engines.optimizer.adamw import build_adamw
-from engines.optimizer.clipping import clip_gradients, gradient_norm
+from engines.optimizer.clipping import clip_gradients, gradient_norm, not_finite
 from engines.optimizer.schedule import Schedule
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -40,7 +40,7 @@ class Optimizer:
         norm = gradient_norm(self.parameters.values())
         lr = self.schedule.lr
         if not math.isfinite(norm):
-            return StepResult(norm, lr, skipped="non_finite")
+            return StepResult(norm, lr, skipped="non_finite", not_finite=not_finite(self.parameters))
         clip_gradients(self.parameters.values(), norm, self._config.clip_grad)
         for group in self._adamw.param_groups:
             group["lr"] = lr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +51,7 @@ from engines_megatron.weights import (
     load_optimizer_shards,
     load_pretrained,
     model_shards,
+    not_finite,
     optimizer_shards,
 )
 
@@ -168,7 +170,10 @@ class MegatronEngine(BaseEngine):
         return hidden, chunk.outputs(hidden, rows, *self._asked) if chunk.post_process else None
 
     def step(self) -> StepResult:
-        return self._built_optimizer.step()
+        result = self._built_optimizer.step()
+        if result.skipped == "non_finite":
+            return replace(result, not_finite=not_finite(self._built_chunks, self._architecture))
+        return result
 
     def schedule_step(self) -> float:
         return self._built_optimizer.schedule.step()

@@ -113,9 +113,22 @@ class OutputFolder:
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Write run.json, whole or not at all."""
-        part = self.path / ".run.json"
-        part.write_text(json.dumps(info, indent=2) + "\n")
-        part.replace(self.run)
+        self._write(self.run, json.dumps(info, indent=2) + "\n")
+
+    def write_recipe(self, resolved: Mapping[str, Any]) -> None:
+        """Write recipe.yaml, whole or not at all."""
+        from omegaconf import OmegaConf
+
+        self._write(self.recipe, OmegaConf.to_yaml(OmegaConf.create(dict(resolved))))
+
+    def _write(self, file: Path, text: str) -> None:
+        part = file.with_name(f".{file.name}")
+        try:
+            part.write_text(text)
+            part.replace(file)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
     def check_writable(self) -> None:
         """Raise `ConfigError` if it isn't a folder, or can't become one, in which files can be made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -15,24 +16,34 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, steps_done: int) -> None:
         """Cut the file back to the first `steps_done` steps: a run resumed there does the others again."""
+        self._path = path
         self._file = path.open("a+b")
         self._file.truncate(_end_of(self._file, steps_done))
         self._file.seek(0, os.SEEK_END)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
-        """Write a step's line, visible to readers at once."""
+        """Write a step's line, visible to readers at once. Raises OSError, and then nothing of it is there."""
         line = json.dumps({name: _finite(value) for name, value in metrics.items()}, allow_nan=False)
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        end, rest = os.fstat(self._file.fileno()).st_size, line.encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[os.write(self._file.fileno(), rest) :]
+        except OSError:
+            self._file.truncate(end)
+            raise
 
     def sync(self) -> None:
-        """Wait until the disk has every line."""
+        """Wait until the disk has every line. Raises OSError if the file was taken away meanwhile."""
         os.fsync(self._file.fileno())
+        if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+            raise FileExistsError(errno.EEXIST, "another file has taken its place", str(self._path))
 
     def close(self) -> None:
         """Sync and close."""
-        self.sync()
-        self._file.close()
+        try:
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

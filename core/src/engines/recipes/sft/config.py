@@ -54,6 +54,9 @@ class TrainerConfig(Config):
     """Keep this many of the newest checkpoints; null: all."""
     async_save: bool = False
     """Let training go on while a checkpoint is written; takes host memory for a copy of all that a rank saves."""
+    on_save_error: Literal["stop", "continue"] = "stop"
+    """What to do when a checkpoint can't be written (disk full, folder gone): stop the run, or say so and train on.
+    Without its last one a run fails in either case, in the latter after the export."""
     checkpoint_contents: tuple[Content, ...] = RESUMABLE
     """What checkpoints hold: model, optimizer, state (schedule, data position, random state) and huggingface, a copy
     as export/ has it. A run goes on only from the first three together."""

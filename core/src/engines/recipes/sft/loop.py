@@ -7,12 +7,15 @@ from typing import Any
 
 from engines.batch import Batch
 from engines.device_services import DeviceServices
+from engines.errors import CheckpointError
 from engines.launch import Rank, RunFailed
 from engines.launch.stopping import exit_code
 from engines.losses import SFTLoss
 from engines.recipes.data import SampleOrder, Samples
 from engines.recipes.output.folder import Start
+from engines.recipes.sft.checkpoints import Checkpoints
 from engines.recipes.sft.config import SFTRecipe
+from engines.recipes.sft.diagnosis import diagnose, finite_samples
 from engines.recipes.sft.state import RunState
 from engines.recipes.sft.writer import Writer
 from engines.worker import TrainingWorker
@@ -41,7 +44,7 @@ class TrainingLoop:
         self._total_steps = total_steps
         self._order = SampleOrder(len(train), shuffle=self._trainer.shuffle, seed=self._trainer.seed)
         self._loss = SFTLoss()
-        self._step = self._begun = self._saved = start.step
+        self._step = start.step
         self._state = RunState.of(self._trainer, train)
         if start.checkpoint is not None:
             rank.at(f"loading {start.checkpoint}")
@@ -50,33 +53,37 @@ class TrainingLoop:
     def run(self, writer: Writer) -> int:
         """Train to the end, or until asked to stop; returns the exit code, equal on all ranks.
 
-        Raises `RunFailed` after `max_skipped` steps in a row with gradients that weren't finite.
+        Raises `RunFailed` after `max_skipped` steps in a row with gradients that weren't finite, and
+        `CheckpointError` where a checkpoint can't be written and `on_save_error` doesn't let the run go on.
         """
         with writer:
+            checkpoints = Checkpoints(self._trainer, self._worker, writer, self._rank, self._step)
             while self._step < self._total_steps:
-                self._settle(writer)
+                checkpoints.settle()
                 if signum := self._rank.stop.agreed():
-                    return self._stop(writer, signum)
+                    return self._stop(writer, checkpoints, signum)
                 self._step += 1
                 self._rank.at(f"step {self._step}")
-                self._train_step(writer)
+                self._train_step(writer, checkpoints)
                 if self._trainer.save_every and self._step % self._trainer.save_every == 0:
-                    self._save(writer)
-            self._save(writer)
-            self._finish_saving(writer)
+                    checkpoints.save(self._step, self._state.to_json())
+            checkpoints.save(self._step, self._state.to_json())
+            checkpoints.finish()
             if self._trainer.export:
                 self._rank.at("exporting")
                 self._worker.export(writer.folder.export)
+            checkpoints.check(self._step)
             writer.finish(self._step)
         return 0
 
-    def _train_step(self, writer: Writer) -> None:
+    def _train_step(self, writer: Writer, checkpoints: Checkpoints) -> None:
         indices = self._order.step(self._step, self._trainer.mini_batch_size)
         batch = _pack(self._train, indices)
         self._device.reset_peak_memory()
         began = time.perf_counter()
-        metrics = self._worker.train_mini_batch(batch, self._loss)
+        metrics = self._train_mini_batch(batch, checkpoints)
         seconds = time.perf_counter() - began
+        not_finite = metrics.pop("not_finite", [])
         line = _line(self._step, metrics, seconds)
         if memory := self._device.memory():
             line["peak_memory_bytes"] = memory.peak
@@ -88,8 +95,15 @@ class TrainingLoop:
         writer.step(line)
         self._state.count_skipped(line["skip_reason"])
         if self._state.skipped_in_a_row >= self._trainer.max_skipped:
-            self._finish_saving(writer)
-            raise RunFailed(self._diagnosis(indices))
+            checkpoints.finish()
+            raise RunFailed(self._diagnosis(indices, batch, not_finite, checkpoints.saved))
+
+    def _train_mini_batch(self, batch: Batch, checkpoints: Checkpoints) -> dict[str, Any]:
+        try:
+            return self._worker.train_mini_batch(batch, self._loss)
+        except CheckpointError as error:  # of the save in the background; nothing of this step is done yet
+            checkpoints.failed(error)
+            return self._worker.train_mini_batch(batch, self._loss)
 
     def _evaluate(self, samples: Samples) -> dict[str, Any]:
         """Mean loss over all targets of `samples`, in pieces of a mini-batch, in file order."""
@@ -102,50 +116,20 @@ class TrainingLoop:
             targets += metrics["targets"]
         return {"eval_loss": total / targets if targets else None, "eval_targets": targets}
 
-    def _save(self, writer: Writer) -> None:
-        """A checkpoint of this step, once; lines of metrics are on the disk before it appears."""
-        if self._begun == self._step:
-            return
-        self._rank.at(f"saving after step {self._step}")
-        writer.sync()
-        path = writer.folder.checkpoint(self._step)
-        self._worker.save_checkpoint(
-            path,
-            step=self._step,
-            state=self._state.to_json(),
-            contents=self._trainer.checkpoint_contents,
-            background=self._trainer.async_save,
-        )
-        self._saved, self._begun = self._begun, self._step  # the one before is complete: there are never two at once
-        self._settle(writer)
-
-    def _settle(self, writer: Writer) -> None:
-        """Note that the last checkpoint is complete, once it is."""
-        if self._saved != self._begun and self._worker.engine.saving is None:
-            self._saved = self._begun
-            writer.retain(self._trainer.keep)
-
-    def _finish_saving(self, writer: Writer) -> None:
-        """Wait for the last checkpoint, if it is still being written."""
-        if self._worker.engine.saving is not None:
-            self._rank.at(f"waiting for {self._worker.engine.saving} to be written")
-            self._worker.engine.finish_saving()
-        self._settle(writer)
-
-    def _stop(self, writer: Writer, signum: int) -> int:
+    def _stop(self, writer: Writer, checkpoints: Checkpoints, signum: int) -> int:
         if self._trainer.save_on_exit:
-            self._save(writer)
-        self._finish_saving(writer)
-        writer.stopped(self._step, self._saved)
+            checkpoints.save(self._step, self._state.to_json())
+        checkpoints.finish()
+        writer.stopped(self._step, checkpoints.saved)
         return exit_code(signum)
 
-    def _diagnosis(self, indices: list[int]) -> str:
-        places = "\n".join(f"  {self._train.places[index]}" for index in sorted(set(indices))[:8])
-        kept = f"step {self._saved} is the last one saved" if self._saved else "no checkpoint was saved"
+    def _diagnosis(self, indices: list[int], batch: Batch, not_finite: list[str], saved: int) -> str:
+        kept = f"step {saved} is the last one saved" if saved else "no checkpoint was saved"
+        finite = finite_samples(self._worker, batch)
+        places = dict(zip((self._train.places[index] for index in indices), finite, strict=True))
         return (
             f"the gradients of {self._state.skipped_in_a_row} steps in a row were not finite"
-            f" (trainer.max_skipped), the last one step {self._step}; {kept}.\n"
-            f"Often the learning rate is too high, or the data broken. Samples of that step:\n{places}"
+            f" (trainer.max_skipped), the last one step {self._step}; {kept}.\n{diagnose(places, not_finite)}"
         )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from engines.checkpoint import CheckpointStore
 from engines.checkpoint_folder.manifest import RESUMABLE
+from engines.errors import ConfigError
 from engines.launch import RunFailed
 from engines.recipes.output.chart import draw_loss
 from engines.recipes.output.folder import OutputFolder
@@ -30,10 +32,10 @@ class Writer:
         """Write and show a step's line of metrics.jsonl."""
 
     def sync(self) -> None:
-        """Wait until the disk has all lines; before a checkpoint."""
+        """Wait until the disk has all lines; before a checkpoint. Raises OSError, also if the file is gone."""
 
     def retain(self, keep: int | None) -> None:
-        """Delete all but the `keep` latest checkpoints; after one."""
+        """Delete all but the `keep` latest checkpoints; after one. Raises OSError."""
 
     def finish(self, step: int) -> None:
         """The run is complete, its export written."""
@@ -58,15 +60,14 @@ class FirstWriter(Writer):
 
         `built`: what `TrainingWorker.describe` says.
         """
-        from omegaconf import OmegaConf
-
         super().__init__(folder)
         self._goes_on = set(RESUMABLE) <= set(recipe.trainer.checkpoint_contents)
         resolved = recipe.model_dump(mode="json")
-        folder.recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(resolved)))
         self._run = {**built, "steps": total_steps, "finished": False}
-        folder.write_run(self._run)
-        self._metrics = MetricsFile(folder.metrics, steps_done=steps_done)
+        with self._writing():
+            folder.write_recipe(resolved)
+            folder.write_run(self._run)
+            self._metrics = MetricsFile(folder.metrics, steps_done=steps_done)
         self._loggers = make_loggers(recipe.trainer.loggers, folder.path, steps_done=steps_done, recipe=resolved)
         self._progress = make_progress(total_steps, steps_done)
         self._title = f"{folder.path.name}: {built['strategy']} on {built['device']}, {built['world_size']} ranks"
@@ -76,8 +77,9 @@ class FirstWriter(Writer):
         self._progress.note(text)
 
     def step(self, line: Mapping[str, Any]) -> None:
-        """Write and show a step's line of metrics.jsonl."""
-        self._metrics.append(line)
+        """Write and show a step's line of metrics.jsonl. Raises `ConfigError` where it can't be written."""
+        with self._writing():
+            self._metrics.append(line)
         figures = {name: value for name, value in line.items() if _is_figure(value) and name != "step"}
         for logger in self._loggers:
             logger.log(line["step"], figures)
@@ -94,7 +96,8 @@ class FirstWriter(Writer):
 
     def finish(self, step: int) -> None:
         """The run is complete, its export written."""
-        self.folder.write_run({**self._run, "finished": True})
+        with self._writing():
+            self.folder.write_run({**self._run, "finished": True})
         self.note(f"finished after {step} steps: {self.folder.path}")
 
     def stopped(self, step: int, saved: int) -> None:
@@ -106,12 +109,27 @@ class FirstWriter(Writer):
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Draw the curve as far as it goes, and close everything; hurry where a fault waits to be reported."""
         self._progress.close()
-        self._metrics.close()
         if kind is not None and kind is not RunFailed:
+            with suppress(OSError):  # what is wrong is being said
+                self._metrics.close()
             return
+        with self._writing():
+            self._metrics.close()
         for logger in self._loggers:
             logger.close()
-        draw_loss(read_metrics(self.folder.metrics), self.folder.chart, title=self._title)
+        with self._writing():
+            draw_loss(read_metrics(self.folder.metrics), self.folder.chart, title=self._title)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What the disk refuses is the user's to mend; other ranks learn of it as this one ends."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"trainer.output_dir: {self.folder.path} can't be written: {error}",
+                "Mend it, and the same command goes on from the last checkpoint.",
+            ) from error
 
 
 def _is_figure(value: Any) -> bool:

@@ -7,6 +7,7 @@ the rest reads and writes those.
 from __future__ import annotations
 
 from engines_megatron.weights.export import export_weights
+from engines_megatron.weights.gradients import not_finite
 from engines_megatron.weights.loading import load_pretrained
 from engines_megatron.weights.shards import (
     load_model_shards,
@@ -21,5 +22,6 @@ __all__ = [
     "load_optimizer_shards",
     "load_pretrained",
     "model_shards",
+    "not_finite",
     "optimizer_shards",
 ]

@@ -47,7 +47,11 @@ class Piece:
     @property
     def view(self) -> Tensor:
         """The block itself, in the parameter's memory."""
-        return self.parameter.detach()[self.row : self.row + self.rows]
+        return self.of(self.parameter.detach())
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The block in another tensor of the parameter's shape, its gradient for instance."""
+        return tensor[self.row : self.row + self.rows]
 
 
 def find_pieces(chunks: Sequence[GPTChunk], architecture: Architecture) -> list[Piece]:
