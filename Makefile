@@ -19,7 +19,7 @@ DEMO_OUTPUT := outputs/demo
 PROMPT      ?= How do I take care of my teeth?
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test test-more test-real test-mindspeed test-npu test-sabotage check bench docs clean
+.PHONY: help demo setup test test-more test-real test-mindspeed test-npu test-sabotage kill-test check bench docs clean
 
 help: ## what this Makefile can do
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -55,6 +55,9 @@ test-mindspeed: $(VENV)/.setup-installed ## MindSpeed's own patches on a simulat
 
 test-sabotage: $(VENV)/.setup-installed ## engines that break the contract in one way each, held to the whole kit
 	$(BIN)/python -m pytest -m sabotage
+
+kill-test: $(VENV)/.setup-installed ## runs killed at N random moments (20), each going on to the bit; KILL_SEED=... again
+	KILLS="$(N)" KILL_SEED="$(KILL_SEED)" $(BIN)/python -m pytest -s tests/failures/test_kills.py
 
 test-npu: $(VENV)/.setup-installed ## the tests that need NPUs, CANN, torch_npu and MindSpeed
 	$(BIN)/python -m pytest -m npu
