@@ -122,6 +122,9 @@ def test_the_module_of_a_device_is_imported(tmp_path, monkeypatch):
     del sys.modules["torch_abacus"]
 
 
-def test_a_device_whose_module_is_missing():
-    with abacus("torch_abacus"), pytest.raises(LaunchError, match='"abacus" needs the module torch_abacus, which'):
+def test_a_device_whose_module_cannot_be_imported(tmp_path, monkeypatch):
+    (tmp_path / "torch_abacus.py").write_text("import absent_beads")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = r'"abacus" needs the module torch_abacus, which cannot be imported: .*absent_beads'
+    with abacus("torch_abacus"), pytest.raises(LaunchError, match=said):
         TrainingWorker(MODEL, {"strategy": "bigram", "device": "abacus"})

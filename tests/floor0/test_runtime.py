@@ -85,6 +85,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Venv:
         path.parent.mkdir(exist_ok=True)
         path.write_text(VICTIM)
     (made.site / "meddler.py").write_text("from victim import core\n")
+    (made.site / "torch_chip.py").touch()
     return made
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from engines.cli.main import engines
+from engines.errors import EnginesError
 from engines.registry import EngineFields, Registry
 from support.mindspeed import fresh, make_site
 
@@ -41,12 +45,6 @@ def test_without_mindspeed(tmp_path: Path) -> None:
     assert "left   megatron on npu, engines-mindspeed 0.1.0: needs mindspeed, not installed; follow" in said
     assert "MindSpeed's own installation guide for its branch core_r0.16.0" in said
     assert "pip install mindspeed" not in said
-
-
-def test_without_torch_npu(tmp_path: Path) -> None:
-    code, said = why(make_site(tmp_path / "site", torch_npu=None))
-    assert code == 2
-    assert "needs torch_npu, not installed; install CANN and the torch_npu that fits torch" in said
 
 
 def test_denied(tmp_path: Path) -> None:
@@ -84,6 +82,40 @@ def test_doctor_says_what_is_missing(tmp_path: Path) -> None:
     done, said = why(make_site(tmp_path / "site", mindspeed=None), code)
     assert done == 0, "what is missing is not broken"
     assert "megatron on npu: needs mindspeed, not installed; follow MindSpeed's own installation guide" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        ((), "megatron on cpu, cuda (engines-megatron 0.1.0); --device npu shows those of engines-mindspeed"),
+        (
+            ("--device", "npu"),
+            "megatron on npu (engines-mindspeed 0.1.0); --device cpu or cuda shows those of engines-megatron",
+        ),
+    ],
+)
+def test_settings_are_those_of_the_engine_on_that_device(words: tuple[str, ...], whose: str) -> None:
+    result = CliRunner().invoke(engines, ["schema", "engine:megatron", *words], env={"ENGINES_DEVICE": None})
+    said = json.loads(result.output)
+    assert next(iter(said.items())) == ("$comment", whose)
+    assert ("flash_attention" in said["properties"]) == ("npu" in words)
+    assert "tensor_parallel_size" in said["properties"]
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (
+            ["engine:megatron", "--device", "cdua"],
+            'does not run on "cdua" (the argument). Did you mean "cuda"?',
+        ),
+        (["recipe", "--device", "npu"], "--device npu: only an engine's settings depend on a device"),
+    ],
+)
+def test_settings_on_no_such_device(words: list[str], refusal: str) -> None:
+    error = CliRunner().invoke(engines, ["schema", *words], standalone_mode=False).exception
+    assert isinstance(error, EnginesError)
+    assert refusal in str(error)
 
 
 @pytest.fixture

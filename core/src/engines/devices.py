@@ -40,6 +40,8 @@ class DeviceSpec:
     """The environment variable that hides devices from a process."""
     torch_device: str
     """Its type in `torch.device`."""
+    install: str | None = None
+    """How to get the module, where no package index brings all that it takes."""
     toolkit: str | None = None
     """What to do where the module is installed, but not what the vendor's libraries in it are built on."""
 
@@ -63,6 +65,7 @@ NPU = DeviceSpec(
     dist_backend="hccl",
     visible_devices_env="ASCEND_RT_VISIBLE_DEVICES",
     torch_device="npu",
+    install="install CANN and the torch_npu that fits torch, as Ascend's installation guide says",
     toolkit="Install CANN, Ascend's toolkit, and source its set_env.sh in the shell that starts this.",
 )
 

@@ -54,11 +54,22 @@ def _capability(word: str) -> str:
     return word
 
 
+def _range(text: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # late: hardly a manifest has one
+
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(f'"{text}" is not a range of versions, such as ">=1.2,<2"') from None
+    return text
+
+
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
 Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 Attribute = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Text = Annotated[str, Field(min_length=1)]
+Range = Annotated[str, AfterValidator(_range)]
 
 # TOML knows lists only; what is read stays as it is, hence tuples (which a strict model takes from a tuple alone).
 Keys = Annotated[tuple[Key, ...], Field(strict=False), AfterValidator(_not_empty), AfterValidator(_distinct)]
@@ -85,6 +96,9 @@ class EngineEntry(_Table):
     capabilities: Capabilities = Field((), description="closed vocabulary, or x-vendor.name")
     needs: Modules = Field((), description="modules that must be findable, or the engine is unavailable")
     install: dict[Module, Text] = Field({}, description="how to get modules of `needs` that no package index brings")
+    versions: dict[Key, Range] = Field(
+        {}, description='ranges of distributions that cannot be requirements, as `mindspeed = "==0.16.*"`'
+    )
     env: dict[Variable, str] = Field({}, description="environment variables set before it is imported")
     process: Literal["shared", "exclusive"] = Field(
         "shared", description="exclusive: no other backend may live in this process"
@@ -114,10 +128,11 @@ class DeviceEntry(_Table):
     name: Key = Field(description="the word that recipes and `device` lists use")
     rank: int = Field(gt=0, description="the highest that is present is chosen; cpu has 0")
     nodes: Paths = Field((), description="file patterns of which one exists where the device is present")
-    module: Module = Field(description="the module whose import makes torch know the device")
+    module: Module = Field(description="the module whose import makes torch know it, needed by every engine on it")
     dist_backend: Key = Field(description="of torch.distributed")
     visible_devices_env: Variable | None = Field(None, description="the variable that hides devices")
     torch_device: Key | None = Field(None, description="the name in torch, if another")
+    install: Text | None = Field(None, description="how to get `module`, if no package index brings it")
 
     @model_validator(mode="after")
     def _name_is_free(self) -> DeviceEntry:
@@ -135,6 +150,7 @@ class DeviceEntry(_Table):
             dist_backend=self.dist_backend,
             visible_devices_env=self.visible_devices_env,
             torch_device=self.torch_device or self.name,
+            install=self.install,
         )
 
 

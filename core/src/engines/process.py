@@ -48,8 +48,8 @@ def imported_too_early(before: tuple[str, ...], prepare: Prepare | None) -> str 
     early = [name for name in before if sys.modules.get(name) is not None]
     if not early:
         return None
-    by = importer_of(early[0])
-    return f"{' and '.join(early)} already imported" + (f" by {by}" if by else "")
+    by = importer_of(early[0]) or "a function, or something else that holds on to nothing of it"
+    return f"{' and '.join(early)} already imported by {by}"
 
 
 def importer_of(target: str) -> str | None:

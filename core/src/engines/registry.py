@@ -51,6 +51,7 @@ class EngineFields(TypedDict, total=False):
     capabilities: Iterable[str]
     needs: Sequence[str]
     install: Mapping[str, str]
+    versions: Mapping[str, str]
     env: Mapping[str, str]
     process: Literal["shared", "exclusive"]
     prepare: Prepare
@@ -232,6 +233,7 @@ def _candidates(entry: EngineEntry, id: str, summary: str) -> Iterator[Candidate
                 capabilities=frozenset(entry.capabilities),
                 needs=entry.needs,
                 install=entry.install,
+                versions=entry.versions,
                 env=entry.env,
                 process=entry.process,
                 prepare=entry.prepare,

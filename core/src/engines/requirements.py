@@ -9,7 +9,7 @@ packaging is imported late: what answers from manifests alone has no use for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,14 @@ def unmet(distribution: str, extra: str = "") -> list[Unmet]:
     """Requirements of a distribution that are missing here or installed in another version; see `requirements`."""
     found = {spelt(one): _unmet(one) for one in requirements(distribution, extra)}
     return [one for one in found.values() if one is not None]
+
+
+def out_of_range(versions: Mapping[str, str]) -> list[Unmet]:
+    """Of ranges by the distribution's name, those that what is installed does not meet."""
+    from packaging.requirements import Requirement
+
+    found = [_unmet(Requirement(f"{name}{range}")) for name, range in versions.items()]
+    return [one for one in found if one is not None]
 
 
 def requirements(distribution: str, extra: str = "") -> Iterator[Requirement]:

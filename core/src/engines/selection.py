@@ -31,6 +31,8 @@ class Candidate:
     needs: tuple[str, ...] = ()
     install: Mapping[str, str] = field(default_factory=dict, hash=False)
     """How to get modules of `needs`, where the plugin says so itself."""
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Ranges of distributions that its own cannot require."""
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     process: Literal["shared", "exclusive"] = "shared"
     prepare: Prepare | None = None

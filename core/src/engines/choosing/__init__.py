@@ -16,7 +16,7 @@ from engines.devices import DeviceSpec, check_known, presence
 from engines.errors import did_you_mean
 from engines.selection import Candidate, Consideration, Selection
 
-__all__ = ["Asked", "Field", "ask", "choose", "select"]
+__all__ = ["Asked", "Field", "ask", "best_device", "choose", "select"]
 
 PUBLISHED: Mapping[tuple[str | None, str | None], str] = {
     ("fsdp2", None): "engines-fsdp",
@@ -36,7 +36,7 @@ def choose(asked: Asked, field: Field) -> Selection:
     trace = Trace(asked, field, named)
     if not fitting:
         raise trace.error(_nothing_fits(asked, field, named))
-    device, device_reason = _device(asked, fitting, field.devices)
+    device, device_reason = best_device(asked, fitting, field.devices)
     trace.device = device
     here = [one for one in fitting if one.device == device]
     if not here:
@@ -58,7 +58,8 @@ def choose(asked: Asked, field: Field) -> Selection:
     return select(best[0], asked.model_type, field.devices[device], device_reason, trace.lines())
 
 
-def _device(asked: Asked, fitting: Sequence[Candidate], devices: Mapping[str, DeviceSpec]) -> tuple[str, str]:
+def best_device(asked: Asked, fitting: Sequence[Candidate], devices: Mapping[str, DeviceSpec]) -> tuple[str, str]:
+    """The device that is asked for, or else the best one that is present and supported by a candidate; and why."""
     if asked.device is not None:
         return asked.device, f"named by {asked.device_by}"
     supported = {one.device for one in fitting} & devices.keys()

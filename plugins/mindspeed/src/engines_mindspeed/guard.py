@@ -93,7 +93,7 @@ def _import_torch_npu() -> None:
         if error.name == "torch_npu":
             raise LaunchError(
                 "megatron on npu needs torch_npu, which is not installed.",
-                "Install the torch_npu that fits torch, and CANN, as Ascend's installation guide says.",
+                NPU.install,
             ) from error
         raise LaunchError(
             f"torch_npu needs {error.name}, which cannot be found.", f"Install {error.name}."

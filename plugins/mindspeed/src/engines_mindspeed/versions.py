@@ -1,4 +1,7 @@
-"""Which MindSpeed patches which Megatron-Core. The one place where versions of either are written."""
+"""Which MindSpeed patches which Megatron-Core: the table that the guard holds what would be imported to.
+
+The manifest repeats the ranges, so that `engines why` and `engines doctor` need not run this.
+"""
 
 from __future__ import annotations
 

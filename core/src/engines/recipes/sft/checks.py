@@ -8,7 +8,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.availability import can_be_imported
 from engines.checkpoint_folder import STATE, read_manifest, strict_json
 from engines.checkpoint_folder.identity import check_goes_on, differences, fingerprint, identity
 from engines.configuring import check_processes
@@ -137,12 +136,7 @@ def _check_data(file: str, model: ModelFolder, limits: Limits) -> int:
 
 
 def _check_devices(device: DeviceSpec, num_ranks: int) -> None:
-    """A module that torch needs for it, and more processes than devices; on the CPU any number runs."""
-    if not can_be_imported(device.module):
-        raise LaunchError(
-            f'device "{device.name}" needs the module {device.module}, which is not installed',
-            f"{device.toolkit or f'Install the package that brings {device.module}.'} Or {_instead(device)}.",
-        )
+    """More processes than devices; on the CPU any number runs."""
     count = _count_devices(device)
     if count is not None and num_ranks > count:
         raise LaunchError(
