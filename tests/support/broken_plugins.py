@@ -35,6 +35,12 @@ def without(name: str, *left_out: str, generator: str = "hatchling 1.27") -> Fak
     return plugin(name, files=files, generator=generator)
 
 
+def with_module(name: str, module: str, text: str) -> FakePlugin:
+    """Whose engine's module imports another one."""
+    made = plugin(name, code=f"from fake_{name} import {module}\n" + ENGINE)
+    return plugin(name, files={**made.files, f"fake_{name}/{module}.py": text})
+
+
 def remove(*parts: str) -> Callable[[Path], None]:
     def damage(site: Path) -> None:
         path = site.joinpath(*parts)
@@ -298,6 +304,12 @@ LOADED = {
         "No module named 'absent_library'",
         "install absent_library",
         "fake_lacking/engine.py:1",
+    ),
+    "import meets what is no Python": Case(
+        with_module("unparsed", "model", "ready = True\nclass Model(:\n"),
+        "importing it raised SyntaxError",
+        "mend that line if it is yours, else reinstall engines-unparsed",
+        "fake_unparsed/model.py:2",
     ),
     "import kills the process": Case(
         plugin("killing", code=ENGINE + "\nimport os\nos._exit(7)\n"),

@@ -153,7 +153,9 @@ def _said(error: BaseException) -> str:
 
 
 def _where(error: BaseException | None) -> str | None:
-    """File and line that raised, if it is not the import system itself."""
+    """File and line that raised, or that isn't Python, if it is not the import system itself."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
     frame = error.__traceback__ if error is not None else None
     where = None
     while frame is not None:
@@ -169,6 +171,8 @@ def _remedy(selection: Selection, error: BaseException | None) -> str:
         top = error.name.partition(".")[0]
         if top != _package(selection) and top not in sys.modules:
             return f"install {top}, and let its author add it to `needs`"
+    if isinstance(error, SyntaxError):
+        return f"mend that line if it is yours, else reinstall {selection.distribution}, or tell its author"
     if isinstance(error, SystemExit):
         return "something it imports ends the program, often because it parses sys.argv; tell its author"
     return f"upgrade {selection.distribution}, or tell its author"
