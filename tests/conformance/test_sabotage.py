@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from engines.testing.fixtures import Model, PlainRun, kit_models, kit_plain_runs, kit_worlds  # noqa: F401 (fixtures)
-from engines.testing.world import Worlds
-from support.sabotage import SABOTAGES, SOUND, Sabotage, registered
-from support.sabotage.running import Shared, run_kit
+from support.sabotage import SABOTAGES, SOUND, Sabotage
+from support.sabotage.running import Kits
 
 ALL = 60
 """Tests of the kit that any engine meets, at least."""
@@ -21,14 +18,19 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def shared(kit_worlds: Worlds, kit_models: Model, kit_plain_runs: PlainRun) -> Iterator[Shared]:  # noqa: F811
-    with registered():
-        yield Shared(kit_worlds, kit_models, kit_plain_runs)
+def kits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kits]:
+    """The kit on all engines that this session asks for, in the order in which it does."""
+    mine = [item for item in request.session.items if item.path == request.path]
+    asked = [item.callspec.params["sabotage"] for item in mine if "kits" in item.fixturenames]
+    kits = Kits(asked, tmp_path_factory.mktemp("kits"))
+    yield kits
+    kits.close()
 
 
 @pytest.mark.sabotage
-def test_a_sound_engine_of_several_processes_passes(shared: Shared, tmp_path: Path) -> None:
-    outcome = run_kit(SOUND, shared, tmp_path)
+@pytest.mark.parametrize("sabotage", [SOUND], ids=["sound"])
+def test_a_sound_engine_of_several_processes_passes(sabotage: Sabotage, kits: Kits) -> None:
+    outcome = kits.outcome_of(sabotage)
     assert outcome.tests > ALL
     assert not outcome.failures, str(outcome)
 
@@ -44,8 +46,8 @@ def test_no_sabotage_is_named_twice() -> None:
         for one in SABOTAGES
     ],
 )
-def test_it_is_caught(sabotage: Sabotage, shared: Shared, tmp_path: Path) -> None:
-    outcome = run_kit(sabotage, shared, tmp_path)
+def test_it_is_caught(sabotage: Sabotage, kits: Kits) -> None:
+    outcome = kits.outcome_of(sabotage)
     assert outcome.tests > ALL
     assert sabotage.caught_by in outcome.failures, f"{sabotage.caught_by} did not catch it, but {outcome}"
     others = outcome.failures.keys() - {sabotage.caught_by}

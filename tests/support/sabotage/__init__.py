@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from support.sabotage.table import SABOTAGES, SOUND, Sabotage, register, registered
+from support.sabotage.table import SABOTAGES, SOUND, Sabotage, register
 
-__all__ = ["SABOTAGES", "SOUND", "Sabotage", "register", "registered"]
+__all__ = ["SABOTAGES", "SOUND", "Sabotage", "register"]

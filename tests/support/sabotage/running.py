@@ -1,87 +1,87 @@
-"""The whole kit on one engine, in this process, with all that such runs may share."""
+"""The whole kit on engines that are registered, in two sessions of pytest side by side."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
-from engines.testing.fixtures import Model, PlainRun
-from engines.testing.world import Worlds
+from support.sabotage.recording import RECORDS
 from support.sabotage.table import ROOM, Sabotage
 
+SESSIONS = 2
 FILE = f"""
 from engines.testing import conformance
-from {__name__} import kit_models, kit_plain_runs, kit_worlds
 
-tests = conformance({{engine!r}}, setup="{ROOM}:register")
+{{name}} = conformance({{name!r}}, setup="{ROOM}:register")
 """
-"""What an author writes, but for the fixtures of the kit that outlive a session here."""
+"""What an author writes; for several engines in one file, which share worlds, models and plain runs."""
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What takes long to make, and that no engine changes."""
-
-    worlds: Worlds
-    model: Model
-    plain_run: PlainRun
-
-
-@dataclass
 class Outcome:
-    """What became of the kit's tests; a plugin of the session that runs them."""
+    """What became of the kit's tests on one engine."""
 
-    shared: Shared
-    tests: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
+    tests: int
+    failures: dict[str, str]
     """The end of what a clause said, by its name less `test_`; that of one of its tests, if several failed."""
-
-    def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[SHARED] = self.shared
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.tests += report.when == "call"
-        if report.failed:
-            clause = report.nodeid.rpartition("::test_")[2].partition("[")[0]
-            self.failures.setdefault(clause, report.longreprtext[-600:])
 
     def __str__(self) -> str:
         return "\n".join(f"{clause}: {said}" for clause, said in self.failures.items()) or "nothing"
 
 
-SHARED = pytest.StashKey[Shared]()
+class Kits:
+    """Sessions that hold engines to the kit, one engine after another; to be closed."""
+
+    def __init__(self, sabotages: Sequence[Sabotage], folder: Path) -> None:
+        self._records = folder / "records"
+        self._records.mkdir()
+        self._running = ExitStack()
+        self._sessions: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+        for number in range(SESSIONS):
+            names = [one.name for one in sabotages[number::SESSIONS]]
+            if names:
+                session = self._start(folder / f"session-{number}", names)
+                self._sessions |= dict.fromkeys(names, session)
+
+    def _start(self, folder: Path, names: Sequence[str]) -> tuple[subprocess.Popen[bytes], Path]:
+        folder.mkdir()
+        file, log = folder / "test_engines.py", folder / "log"
+        file.write_text("".join(FILE.format(name=name) for name in names))
+        settings = {"rootdir": folder, "confcutdir": folder, "basetemp": folder / "temporary"}
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        command = [sys.executable, "-m", "pytest", "-c/dev/null", "-q", "-pno:cacheprovider", *options]
+        path = os.pathsep.join(sys.path)  # where tests/support is
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", RECORDS: str(self._records)}
+        process = subprocess.Popen(
+            [*command, "-psupport.sabotage.recording", str(file)],
+            env=environment,
+            stdout=self._running.enter_context(log.open("wb")),
+            stderr=subprocess.STDOUT,
+        )
+        self._running.callback(_end, process)
+        return process, log
+
+    def outcome_of(self, sabotage: Sabotage) -> Outcome:
+        """Waits until its turn has come and gone."""
+        record = self._records / sabotage.name
+        process, log = self._sessions[sabotage.name]
+        while not record.exists():
+            assert process.poll() is None or record.exists(), f"the kit did not run:\n{log.read_text()[-3000:]}"
+            time.sleep(0.1)
+        return Outcome(**json.loads(record.read_text()))
+
+    def close(self) -> None:
+        """End the sessions, done or not."""
+        self._running.close()
 
 
-def run_kit(sabotage: Sabotage, shared: Shared, folder: Path) -> Outcome:
-    """The kit's session for an engine that is registered, in the empty `folder`."""
-    file = (
-        folder / f"test_{sabotage.name}.py"
-    )  # pytest takes two files of one name for the same, though folders differ
-    file.write_text(FILE.format(engine=sabotage.name))
-    outcome = Outcome(shared)
-    settings = {"rootdir": folder, "confcutdir": folder, "basetemp": folder / "temporary", "import-mode": "importlib"}
-    options = [f"--{name}={value}" for name, value in settings.items()]
-    code = pytest.main([*options, "-c/dev/null", "-q", "-pno:cacheprovider", str(file)], plugins=[outcome])
-    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"the kit did not run: {code!r}"
-    return outcome
-
-
-@pytest.fixture(scope="session")
-def kit_worlds(request: pytest.FixtureRequest) -> Worlds:
-    return _shared(request).worlds
-
-
-@pytest.fixture(scope="session")
-def kit_models(request: pytest.FixtureRequest) -> Model:
-    return _shared(request).model
-
-
-@pytest.fixture(scope="session")
-def kit_plain_runs(request: pytest.FixtureRequest) -> PlainRun:
-    return _shared(request).plain_run
-
-
-def _shared(request: pytest.FixtureRequest) -> Shared:
-    return request.config.stash[SHARED]
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,15 +104,6 @@ def register() -> None:
     if not _is_registered():
         for one in (SOUND, *SABOTAGES):
             registry.register(**_fields(one))
-
-
-@contextmanager
-def registered() -> Iterator[None]:
-    """Register all of them for the length of a `with` block."""
-    with ExitStack() as stack:
-        for one in (SOUND, *SABOTAGES):
-            stack.enter_context(registry.registered(**_fields(one)))
-        yield
 
 
 def _is_registered() -> bool:

@@ -17,7 +17,7 @@ from engines.testing import plain
 from engines.testing.layouts import Layout
 from engines.testing.runs import OPTIMIZER
 from engines.testing.samples import mini_batches
-from engines.testing.subject import LAYERS, Subject
+from engines.testing.subject import Subject
 from engines.testing.tiny import tiny_folder
 from engines.testing.world import WorldError, Worlds
 
@@ -36,20 +36,16 @@ def kit_worlds() -> Iterator[Worlds]:
 
 @pytest.fixture(scope="session")
 def kit_models(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """What `model` is."""
-    return cache(
-        lambda family, **overrides: tiny_folder(
-            tmp_path_factory.mktemp(family), family, **{"num_hidden_layers": LAYERS, **overrides}
-        )
-    )
+    """What `model` has, by all settings."""
+    return cache(lambda family, **settings: tiny_folder(tmp_path_factory.mktemp(family), family, **settings))
 
 
 @pytest.fixture(scope="session")
 def kit_plain_runs(kit_models: Model) -> PlainRun:
-    """What `plain_run` is."""
+    """What `plain_run` has, by the model's number of layers too."""
     return cache(
-        lambda family, size=8, **settings: plain.train(
-            kit_models(family), mini_batches(size), **{**OPTIMIZER, **settings}
+        lambda family, layers, size=8, **settings: plain.train(
+            kit_models(family, num_hidden_layers=layers), mini_batches(size), **{**OPTIMIZER, **settings}
         )
     )
 
@@ -86,16 +82,16 @@ def once_on_ranks(on_ranks: OnRanks, kit_answers: dict[str, list[Any]]) -> OnRan
     return run
 
 
-def model(kit_models: Model) -> Model:
-    """`model(family)`: a tiny model, saved."""
-    return kit_models
+def model(subject: Subject, kit_models: Model) -> Model:
+    """`model(family, **settings)`: a tiny model, saved; `settings` are those of its config.json."""
+    return lambda family, **settings: kit_models(family, **{"num_hidden_layers": subject.layers, **settings})
 
 
-def plain_run(kit_plain_runs: PlainRun) -> PlainRun:
+def plain_run(subject: Subject, kit_plain_runs: PlainRun) -> PlainRun:
     """`plain_run(family, size, **settings)`: plain transformers and PyTorch on three mini-batches of `size` samples;
     `settings` are the optimizer's.
     """
-    return kit_plain_runs
+    return lambda family, *size, **settings: kit_plain_runs(family, subject.layers, *size, **settings)
 
 
 def register(node: pytest.Collector, found: Subject) -> None:

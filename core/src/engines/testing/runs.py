@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engines.batch import Batch
 from engines.losses import SFTLoss
+from engines.testing.explaining import scaled
 from engines.testing.plain import Run, Sample
 from engines.worker import TrainingWorker
 
@@ -61,13 +62,17 @@ def weights_of(worker: TrainingWorker) -> dict[str, Tensor]:
 
 def assert_metrics_agree(runs: Sequence[Run], reference: Run, tolerance: float = METRICS) -> None:
     """All ranks report the same, and the reference's, loss, gradient norm and learning rate."""
-    for run in runs[1:]:
-        assert (run.losses, run.grad_norms, run.lrs) == (runs[0].losses, runs[0].grad_norms, runs[0].lrs)
-    assert runs[0].lrs == reference.lrs
-    for name in ("losses", "grad_norms"):
+    for name in ("lrs", "losses", "grad_norms"):
         found, expected = getattr(runs[0], name), getattr(reference, name)
-        off = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
-        assert max(off) <= tolerance, f"{name} of the steps are off by {off}: {found} instead of {expected}"
+        for rank, run in enumerate(runs):
+            assert getattr(run, name) == found, (
+                f"{name} of the steps are {getattr(run, name)} on rank {rank}, {found} on rank 0"
+            )
+        off = [abs(a - b) / abs(b) if a != b else 0.0 for a, b in zip(found, expected, strict=True)]
+        assert max(off) <= (0 if name == "lrs" else tolerance), (
+            f"{name} of the steps are {found} instead of {expected}, off by {[f'{one:.1e}' for one in off]}"
+            f"{scaled(found, expected, len(runs))}"
+        )
 
 
 def assert_weights_agree(

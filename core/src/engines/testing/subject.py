@@ -19,7 +19,9 @@ from engines.testing.layouts import SINGLE, Layout, declared_layouts
 from engines.testing.world import set_up
 
 LAYERS = 4
-"""Of the kit's models: as many as the chunks of any layout."""
+"""Of the kit's models where a layout has several stages: as many as the chunks of any."""
+FEWER_LAYERS = 2
+"""Of the others."""
 DENSE = ("llama_tied", "llama", "qwen2", "qwen3")
 MIXTURES = ("qwen3_moe", "mixtral")
 """Models that the kit knows, in the order in which it prefers them; an engine must build one of them at least."""
@@ -46,6 +48,11 @@ class Subject:
     def capabilities(self) -> frozenset[str]:
         """What it declares."""
         return self.selection.capabilities
+
+    @property
+    def layers(self) -> int:
+        """Of the models that it is tested with."""
+        return LAYERS if "pipeline_parallel" in self.capabilities else FEWER_LAYERS
 
     def settings(self, layout: Layout = SINGLE, **more: Any) -> dict[str, Any]:
         """`engine:` of a recipe."""

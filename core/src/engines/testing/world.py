@@ -269,6 +269,8 @@ def _serve(
     from engines.device_services import DeviceServices
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    # torch keeps a record of the last 2000 collectives; while that fills it looks like a leak
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
     torch.set_num_threads(1)
     sys.path[:0] = path
     if setup is not None:

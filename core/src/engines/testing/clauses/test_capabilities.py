@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from engines.contract import hookimpl
 from engines.testing import plain
 from engines.testing.clause import clause
+from engines.testing.explaining import moved
 from engines.testing.fixtures import Model, OnRanks
 from engines.testing.layouts import SINGLE, Layout
 from engines.testing.live import live_bytes
@@ -97,13 +98,14 @@ def test_entropy_is_that_of_the_distribution_of_each_token(
     of the batch on every rank; 0 for a sequence's first token.
     """
     folder, settings = model(subject.family_at(some_layout)), subject.settings(some_layout, micro_batch_size=3)
-    expected = plain_entropies(folder)
+    expected, lengths = plain_entropies(folder), pack(mini_batches()[0]).lengths
     for rank, found in enumerate(on_ranks(some_layout, infer, folder, settings)):
         off = (found - expected).abs()
         worst = int(off.argmax())
         assert off[worst] <= ENTROPY, (
             f"on rank {rank} entropy[{worst}] is {found[worst]:.6f} instead of {expected[worst]:.6f}; "
             f"{int((off > ENTROPY).sum())} of {len(expected)} tokens are off"
+            f"{moved(found, expected, lengths, ENTROPY)}"
         )
 
 

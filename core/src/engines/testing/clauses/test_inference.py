@@ -14,6 +14,7 @@ from engines.batch import TokenOutputs
 from engines.losses import SFTLoss
 from engines.testing import plain
 from engines.testing.clause import clause
+from engines.testing.explaining import moved
 from engines.testing.fixtures import Model, OnRanks
 from engines.testing.layouts import Layout
 from engines.testing.runs import OPTIMIZER, pack, same_bits, weights_of
@@ -48,7 +49,7 @@ def test_outputs_are_aligned_and_in_order(subject: Subject, layout: Layout, on_r
     in the order of the batch, whatever micro-batches it was cut into and whatever ranks ran them.
     """
     folder = model(subject.family_at(layout))
-    expected, starts = _plain_log_probs(folder), pack(mini_batches()[0]).cu_seqlens[:-1]
+    expected, batch = _plain_log_probs(folder), pack(mini_batches()[0])
     for rank, (shared, _, _) in enumerate(
         on_ranks(layout, infer, folder, subject.settings(layout, micro_batch_size=3))
     ):
@@ -58,8 +59,9 @@ def test_outputs_are_aligned_and_in_order(subject: Subject, layout: Layout, on_r
         assert bool((off <= ABSOLUTE + RELATIVE * expected.abs()).all()), (
             f"on rank {rank} log_probs[{worst}] is {shared.log_probs[worst]:.6f} instead of {expected[worst]:.6f}; "
             f"{int((off > ABSOLUTE + RELATIVE * expected.abs()).sum())} of {len(expected)} tokens are off"
+            f"{moved(shared.log_probs, expected, batch.lengths, RELATIVE)}"
         )
-        assert not shared.log_probs[starts].any(), (
+        assert not shared.log_probs[batch.cu_seqlens[:-1]].any(), (
             "a sequence's first token has log-probability 0: nothing predicts it"
         )
 

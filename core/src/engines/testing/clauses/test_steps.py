@@ -94,5 +94,8 @@ def test_a_skipped_step_changes_nothing(
             for key in other
             if one[key] != other[key] and "memory" not in key
         ]
-        assert not differing, f"on rank {rank} the steps around the skipped ones differ: {differing}"
+        # in the warmup each step that counts raises the rate
+        ahead = any(one["lr"] > other["lr"] for (one, _), (other, _) in zip(seen, expected, strict=True))
+        why = "; lr is further along: the schedule counted steps that were skipped" if ahead else ""
+        assert not differing, f"on rank {rank} the steps around the skipped ones differ: {', '.join(differing)}{why}"
         assert rank or same_bits(after, weights), "the steps around the skipped ones leave other weights"
