@@ -84,6 +84,18 @@ class SkipsAlone(ShardedReference):
         return replace(result, grad_norm=norm, skipped="non_finite")
 
 
+class ForgetsMomentsElsewhere(ShardedReference):
+    """What other numbers of replicas saved of the optimizer it takes for nothing."""
+
+    def extra_state(self) -> dict[str, Any]:
+        return {**super().extra_state(), "replicas": self.ranks.dp_size}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        super().load_extra_state(state)
+        if self._optimizer is not None and state["replicas"] != self.ranks.dp_size:
+            self._optimizer.forget()
+
+
 class TwoOutputRanks(ShardedReference):
     """Every rank of a replica calls itself its output rank."""
 

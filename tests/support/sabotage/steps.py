@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from engines.batch import Batch, TokenOutputs
 from engines.contract import BoundLoss, EngineContext, MicroResult, StepResult
@@ -37,6 +38,23 @@ class _Means:
         scaled, result = self._loss(outputs, micro_batch)
         own = max(int(micro_batch["loss_mask"].sum()), 1)
         return scaled * (self._targets / (own * self._count)), result
+
+
+class TakesWeightsForEqual(ReferenceEngine):
+    """Differentiates every loss as if all of a micro-batch's targets counted alike."""
+
+    def forward_micro_batch(
+        self, chunk: Module, chunk_index: int, index: int, micro_batch: Batch, forward_only: bool
+    ) -> TokenOutputs:
+        outputs = super().forward_micro_batch(chunk, chunk_index, index, micro_batch, forward_only)
+        if not forward_only and outputs.log_probs is not None:
+            outputs.log_probs.register_hook(_mean_of_targets)
+        return outputs
+
+
+def _mean_of_targets(gradient: Tensor) -> Tensor:
+    targets = gradient != 0
+    return targets * gradient.sum() / targets.sum().clamp(min=1)
 
 
 class _Ignores(ReferenceEngine):

@@ -12,7 +12,16 @@ from torch import Tensor
 from engines.contract import ExportPlan, Part, Shard, ShardReader, StepResult
 from engines.testing.reference.engine import ReferenceEngine
 
-HEAD = "lm_head.weight"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class DropsTiedWeight(ReferenceEngine):
+    """Where head and embedding are one it takes each for a copy of the other, and sends neither; unless it trains."""
+
+    def iter_weights(self, plan: ExportPlan) -> Iterator[tuple[str, Tensor]]:
+        tied = self._model.get_input_embeddings().weight is self._model.get_output_embeddings().weight
+        copies = {EMBEDDING, HEAD} if tied and self.ctx.optimizer is None else set()
+        return ((name, tensor) for name, tensor in super().iter_weights(plan) if name not in copies)
 
 
 class DropsUntiedHead(ReferenceEngine):

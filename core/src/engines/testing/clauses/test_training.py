@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from engines.batch import Batch, TokenOutputs
+from engines.testing import plain
 from engines.testing.clause import clause
 from engines.testing.fixtures import Model, OnRanks, PlainRun
 from engines.testing.layouts import SINGLE, Layout
+from engines.testing.numbers import assert_near
+from engines.testing.plain import Sample
 from engines.testing.runs import OPTIMIZER, assert_metrics_agree, assert_weights_agree, pack, train_with_worker
 from engines.testing.samples import mini_batches
 from engines.testing.subject import Subject
@@ -105,11 +112,16 @@ def test_schedules_are_obeyed(
     assert_weights_agree(runs[0].weights, expected.weights, WEIGHTS)
 
 
+FIRST = mini_batches()[0]
+ADVANTAGES = [[(place + index) % 3 - 0.5 for index in range(len(one.input_ids))] for place, one in enumerate(FIRST)]
+"""Of each token: what it counts, for or against."""
+
+
 class Surrogate:
-    """PPO's ratio, unclipped, and how far the policy is from the one that sampled."""
+    """PPO's ratio, unclipped, times advantages; and how far the policy is from the one that sampled."""
 
     needs = frozenset({"log_probs"})
-    fields = frozenset({"old_log_probs", "loss_mask"})
+    fields = frozenset({"old_log_probs", "advantages", "loss_mask"})
     targets_only = True
     equal_weights = False
     coefficients: ClassVar = {"surrogate": 1.0, "gap": 0.0}
@@ -121,11 +133,11 @@ class Surrogate:
         assert out.log_probs is not None
         mask = batch["loss_mask"]
         gap = out.log_probs[mask] - batch["old_log_probs"][mask]
-        return {"surrogate": -gap.exp().sum(), "gap": gap.abs().sum()}
+        return {"surrogate": -(gap.exp() * batch["advantages"][mask]).sum(), "gap": gap.abs().sum()}
 
 
 def infer_then_train(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    batch = pack(mini_batches()[0])
+    batch = pack(FIRST).with_tokens(advantages=torch.tensor([one for row in ADVANTAGES for one in row]))
     with TrainingWorker({"path": str(folder)}, settings, OPTIMIZER) as worker:
         worker.initialize()
         old = worker.infer_batch(batch).outputs
@@ -134,15 +146,43 @@ def infer_then_train(folder: Path, settings: dict[str, Any]) -> list[dict[str, A
         return [worker.train_mini_batch(batch, Surrogate()) for _ in range(2)]
 
 
+@cache
+def plain_surrogate(folder: Path) -> plain.Run:
+    """The same in plain PyTorch."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    ).train()
+    old = [plain.log_probs(model, sample.input_ids)[1:] for sample in FIRST]
+
+    def parts(samples: Sequence[Sample]) -> Iterator[Tensor]:
+        targets = sum(sample.num_targets for sample in samples)
+        for sample, before, advantages in zip(samples, old, ADVANTAGES, strict=True):
+            logits = model(torch.tensor([sample.input_ids]), use_cache=False).logits[0, :-1]
+            log_probs = -cross_entropy(logits, torch.tensor(sample.input_ids[1:]), reduction="none")
+            counted = (log_probs - before).exp() * torch.tensor(advantages[1:])
+            yield -counted[torch.tensor(sample.loss_mask[1:])].sum() / targets
+
+    optimizer: dict[str, Any] = OPTIMIZER
+    return plain.descend(list(model.parameters()), [FIRST, FIRST], parts, **optimizer)
+
+
 @clause("engines.contract:BaseEngine.forward_backward_batch")
 def test_training_sees_what_inference_reported(
     subject: Subject, some_layout: Layout, on_ranks: OnRanks, model: Model
 ) -> None:
     """The first pass of an update has the log-probabilities that the inference pass reported, so that a ratio of
-    policies begins at 1; a loss whose tokens weigh differently trains too.
+    policies begins at 1; a loss whose tokens weigh differently trains as it does in plain PyTorch.
     """
-    settings = subject.settings(some_layout, micro_batch_size=2)
-    for first, second in on_ranks(some_layout, infer_then_train, model(subject.family_at(some_layout)), settings):
+    folder, settings = model(subject.family_at(some_layout)), subject.settings(some_layout, micro_batch_size=2)
+    expected = plain_surrogate(folder)
+    wanted = [
+        {"loss": loss, "grad_norm": norm} for loss, norm in zip(expected.losses, expected.grad_norms, strict=True)
+    ]
+    for rank, steps in enumerate(on_ranks(some_layout, infer_then_train, folder, settings)):
+        first, second = steps
         assert first["loss/gap"] < 5e-6, f"log-probabilities of training are off by {first['loss/gap']} on average"
-        assert first["loss"] == first["loss/surrogate"] == pytest.approx(-1, abs=5e-6)
+        assert_near(steps, wanted, METRICS, f"with a ratio of policies and advantages, on rank {rank}")
+        assert all(one["loss"] == one["loss/surrogate"] for one in steps), "a term with coefficient 0 is in the loss"
         assert second["loss/gap"] > 1e-4, "the step on this loss did not change the policy"
