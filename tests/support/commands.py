@@ -46,6 +46,11 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def read_lines(file: Path) -> list[str]:
+    """Every whole line of a file that is being written, or doesn't exist yet."""
+    return file.read_text().rpartition("\n")[0].splitlines() if file.exists() else []
+
+
 class Command:
     """A command that runs; `engines train` unless `launcher` says otherwise."""
 
@@ -75,14 +80,14 @@ class Command:
         """Process ids of the children, in the order of their ranks."""
         return sorted(int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == self.process.pid)
 
-    def when(self, condition: Callable[[], bool]) -> None:
-        """Wait until it holds; fails with the output if the command ends before."""
+    def when(self, condition: Callable[[], bool], every_s: float = 0.02) -> None:
+        """Wait until it holds, looking so often; fails with the output if the command ends before."""
         deadline = time.monotonic() + START_WITHIN_S
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
                 raise AssertionError(f"ended or took too long:\n{self.process.communicate()[0]}")
-            time.sleep(0.02)
+            time.sleep(every_s)
 
 
 def run(*arguments: str | Path, cwd: Path | None = None) -> tuple[int, str]:

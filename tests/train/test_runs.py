@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,17 @@ import pytest
 import yaml
 
 from engines.recipes.output.folder import OutputFolder
-from support.commands import Command, gone, read_jsonl, recipe, run, snapshot, write_jsonl
+from support.commands import Command, gone, read_jsonl, read_lines, recipe, run, snapshot
+from support.kills import STEPS_PER_KILL, Killer, exact, export, kill_seed
 
-STEPS = 24
-EXACT = ("step", "loss", "grad_norm", "lr", "tokens", "targets", "skipped_step", "eval_loss")
-"""What must be equal to the bit between an interrupted run and one that was left alone."""
-
+KILLS = 5
+STEPS = 8 + KILLS * STEPS_PER_KILL
 TRAINER: dict[str, Any] = {"steps": STEPS, "save_every": 3, "keep": 2}
 
 
-def exact(out: Path) -> list[dict[str, Any]]:
-    return [{name: line.get(name) for name in EXACT} for line in read_jsonl(out / "metrics.jsonl")]
-
-
-def export(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((out / "export").iterdir())}
-
-
+@pytest.mark.timeout(900)
 def test_a_run_and_every_interruption_of_it(work: Path) -> None:
-    """One run straight through; another stopped by SIGTERM, Ctrl-C, a killed rank and a killed launcher."""
+    """One run straight through; another stopped by SIGTERM and Ctrl-C, and killed five times."""
     out = work / "out"
     file = recipe(
         work,
@@ -54,16 +47,15 @@ def test_a_run_and_every_interruption_of_it(work: Path) -> None:
 
     other = work / "interrupted"
     arguments = (file, "optimizer.weight_decay=0.1", f"trainer.output_dir={other}", "trainer.loggers=[]")
-    arguments = (*arguments, "trainer.async_save=true")
-    interrupt(arguments, other, signal.SIGTERM, at_step=2)
+    interrupt((*arguments, "trainer.async_save=true"), other, signal.SIGTERM, at_step=2)
     interrupt((*arguments, "trainer.save_on_exit=false"), other, signal.SIGINT, at_step=5)
-    lose_a_rank(arguments, other, at_step=9)
-    lose_the_launcher(arguments, other, at_step=15)
+    killer = Killer(arguments, other, kill_seed())
+    for _ in range(KILLS):
+        killer.kill()
     code, output = run(*arguments)
     assert code == 0, output
     assert f"going on from {other}/checkpoints/step-" in output
-    assert exact(other) == exact(out)
-    assert export(other) == export(out)
+    killer.check_end(out)
 
 
 def check_output(output: str) -> None:
@@ -85,7 +77,7 @@ def check_metrics(lines: list[dict[str, Any]], records: list[dict[str, Any]]) ->
     assert sum(line["tokens"] for line in lines[:13]) == 3 * tokens
     assert sum(line["targets"] for line in lines[:13]) == 3 * targets
     evaluated = [line["step"] for line in lines if line.get("eval_loss") is not None]
-    assert evaluated == [5, 10, 15, 20, STEPS]
+    assert evaluated == [*range(5, STEPS, 5), STEPS]
     assert {line["eval_targets"] for line in lines if "eval_targets" in line} == {targets}
     assert lines[-1]["eval_loss"] < lines[4]["eval_loss"], "it learns"
     assert not any(line["skipped_step"] for line in lines)
@@ -115,7 +107,7 @@ def check_files(out: Path) -> None:
 def interrupt(arguments: tuple[Any, ...], out: Path, signum: signal.Signals, at_step: int) -> None:
     earlier = max(OutputFolder(out).steps(), default=0)
     command = Command(*arguments)
-    command.when(lambda: len(read_jsonl_partly(out / "metrics.jsonl")) >= at_step)
+    command.when(lambda: len(read_lines(out / "metrics.jsonl")) >= at_step)
     ranks = command.ranks()
     assert len(ranks) == 2
     command.process.send_signal(signum)
@@ -129,74 +121,42 @@ def interrupt(arguments: tuple[Any, ...], out: Path, signum: signal.Signals, at_
     assert gone(ranks, within_s=0)
 
 
-def lose_a_rank(arguments: tuple[Any, ...], out: Path, at_step: int) -> None:
-    command = Command(*arguments)
-    command.when(lambda: len(read_jsonl_partly(out / "metrics.jsonl")) >= at_step)
-    ranks = command.ranks()
-    os.kill(ranks[1], signal.SIGKILL)
-    code, output = command.finish(timeout_s=10)
-    assert code == 1
-    assert "Error: rank 1 was ended by SIGKILL" in output
-    assert gone(ranks, within_s=0)
-
-
-def lose_the_launcher(arguments: tuple[Any, ...], out: Path, at_step: int) -> None:
-    command = Command(*arguments)
-    command.when(lambda: len(read_jsonl_partly(out / "metrics.jsonl")) >= at_step)
-    ranks = command.ranks()
-    command.process.kill()
-    assert gone(ranks)
-    command.process.communicate()
-
-
-def read_jsonl_partly(file: Path) -> list[str]:
-    """Whole lines only: the file is being written."""
-    return file.read_text().splitlines() if file.exists() else []
-
-
-def test_runs_that_do_not_learn(work: Path) -> None:
-    """A mini-batch without targets is skipped; gradients that are never finite end the run with a diagnosis."""
-    records = read_jsonl(work / "data.jsonl")
-    write_jsonl(work / "data.jsonl", [records[4], *records[:4]])
-    trainer = {"steps": 50, "mini_batch_size": 1, "shuffle": False, "max_skipped": 3, "save_every": 1}
-    file = recipe(work, trainer=trainer, optimizer={"lr": 1e30, "clip_grad": None, "warmup_steps": 1})
-    code, output = run(file)
-    out = work / "out"
-    assert code == 1, output
-    assert "Error: the gradients of 3 steps in a row were not finite (trainer.max_skipped)" in output
-    assert f"{work / 'data.jsonl'}, line" in output
-    assert "Traceback" not in output
-    lines = read_jsonl(out / "metrics.jsonl")
-    first = lines[0]
-    assert (first["loss"], first["grad_norm"], first["targets"]) == (0, 0, 0)
-    assert (first["skipped_step"], first["skip_reason"]) == (True, "empty")
-    assert lines[1]["lr"] == 1e30, "the schedule has not advanced: this is its first step"
-    assert [line["skip_reason"] for line in lines[-3:]] == ["non_finite"] * 3
-    assert all(line["loss"] is None or line["grad_norm"] is None for line in lines[-3:]), "non-finite as null"
-    assert (out / "checkpoints" / f"step-{len(lines) - 1}" / "manifest.json").exists()
-
-
 @pytest.mark.more
-def test_the_same_under_torchrun(work: Path) -> None:
-    """Equal numbers; and workers that don't outlive an agent that is killed, though it gave them own sessions."""
+def test_the_same_on_two_machines_under_torchrun(work: Path) -> None:
+    """Two agents that meet on the loopback: equal numbers, and nobody outlives an agent that is killed."""
     ours, theirs = work / "ours", work / "theirs"
     file = recipe(work, trainer=TRAINER, launch={"nproc": 2})
     assert run(file, f"trainer.output_dir={ours}")[0] == 0
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "engines")
-    command = Command(file, f"trainer.output_dir={theirs}", launcher=torchrun)
-    command.when(lambda: len(read_jsonl_partly(theirs / "metrics.jsonl")) >= 4)
-    workers = command.ranks()
-    assert len(workers) == 2
-    command.process.kill()
-    assert gone(workers)
-    command.process.communicate()
-    code, output = Command(file, f"trainer.output_dir={theirs}", launcher=torchrun).finish()
-    assert code == 0, output
+    agents = start_agents(file, f"trainer.output_dir={theirs}")
+    agents[0].when(lambda: len(read_lines(theirs / "metrics.jsonl")) >= 4)
+    workers = [agent.ranks() for agent in agents]
+    assert [len(each) for each in workers] == [1, 1]
+    agents[1].process.kill()
+    assert gone(workers[1]), "though the agent gave it a session of its own"
+    assert agents[0].finish()[0] != 0
+    assert gone(workers[0])
+    agents[1].process.communicate()
+
+    outputs = [agent.finish() for agent in start_agents(file, f"trainer.output_dir={theirs}")]
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    assert "".join(output for _, output in outputs).count(f"going on from {theirs}/checkpoints/step-") == 1
     assert exact(theirs) == exact(ours)
     assert export(theirs) == export(ours)
-    code, output = Command(file, f"trainer.output_dir={theirs}", "trainer.resume=never", launcher=torchrun).finish()
-    assert code != 0
-    assert output.count("Error: trainer.resume is never, but") == 1
+
+    refused = start_agents(file, f"trainer.output_dir={theirs}", "trainer.resume=never")
+    outputs = [agent.finish() for agent in refused]
+    assert all(code != 0 for code, _ in outputs)
+    assert "".join(output for _, output in outputs).count("Error: trainer.resume is never, but") == 1
+
+
+def start_agents(*arguments: str | Path) -> list[Command]:
+    """torchrun on two "machines", one process each; which of them has rank 0 is for them to say."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    rendezvous = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={place}", "--rdzv-id=run")
+    words = (sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node=1", "-m", "engines")
+    return [Command(*arguments, launcher=words) for _ in range(2)]
 
 
 @pytest.mark.more
@@ -204,7 +164,7 @@ def test_a_rank_that_is_stopped_ends_the_run(work: Path) -> None:
     """Others wait for it in a collective; the rank that is stopped is the one named."""
     out = work / "out"
     command = Command(recipe(work, trainer={"steps": 10_000}, launch={"nproc": 2, "timeout_s": 30}))
-    command.when(lambda: len(read_jsonl_partly(out / "metrics.jsonl")) >= 2)
+    command.when(lambda: len(read_lines(out / "metrics.jsonl")) >= 2)
     ranks = command.ranks()
     os.kill(ranks[1], signal.SIGSTOP)
     code, output = command.finish(timeout_s=60)
