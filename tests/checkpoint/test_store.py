@@ -36,10 +36,10 @@ def test_latest_is_the_last_complete_one(tmp_path: Path) -> None:
     (tmp_path / "step-050").mkdir()
     (tmp_path / "notes.txt").touch()
     assert CheckpointStore(tmp_path).latest() == tmp_path / "step-20"
-    damaged = store.listing().damaged
-    assert list(damaged) == [tmp_path / "step-30", tmp_path / "step-40"]
-    assert "model-00000-of-00001.safetensors has 100 bytes" in damaged[tmp_path / "step-30"]
-    assert "has no manifest.json" in damaged[tmp_path / "step-40"]
+    listing = store.listing()
+    assert list(listing.damaged) == [tmp_path / "step-30"]
+    assert "model-00000-of-00001.safetensors has 100 bytes" in listing.damaged[tmp_path / "step-30"]
+    assert listing.unfinished == [tmp_path / "step-40"]
 
 
 def test_a_checkpoint_under_the_name_of_another_step(tmp_path: Path) -> None:
@@ -77,10 +77,17 @@ def test_leftovers_are_removed_and_mentioned(tmp_path: Path) -> None:
     (tmp_path / ".step-20.tmp-0123abcd" / "state.json").touch()
     (tmp_path / ".step-5.removed-0123abcd").mkdir()
     (tmp_path / ".cache").mkdir()
+    save_whole(tmp_path / "step-30", step=30)
+    (tmp_path / "step-30" / "manifest.json").unlink()
+    (tmp_path / "step-40").mkdir()
+    (tmp_path / "step-50").mkdir()
+    (tmp_path / "step-50" / "notes.txt").touch()
     mentioned = store.clean_up()
-    assert len(mentioned) == 2
-    assert ".step-20.tmp-0123abcd: removed, a checkpoint that was never finished" in mentioned[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "step-10"]
+    assert len(mentioned) == 4
+    assert f"{tmp_path}/step-30: removed, a checkpoint without manifest.json" in mentioned[0]
+    assert ".step-20.tmp-0123abcd: removed, a checkpoint that was never finished" in mentioned[2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "step-10", "step-50"]
+    assert list(store.listing().damaged) == [tmp_path / "step-50"]
 
 
 def test_what_was_replaced_by_nothing_is_put_back(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ PRETRAINED: Final = ("model.safetensors", "model.safetensors.index.json")
 PIECES: Final = ("rank-*-of-*.safetensors", "optimizer-*-of-*.safetensors")
 """What no other folder holds than a checkpoint, also one without manifest."""
 
+WRITTEN: Final = (*PIECES, "model-*-of-*.safetensors", INDEX, STATE)
+"""What a save writes before the manifest; a Hugging Face folder may have some of it."""
+
 _NOT_FOR_WEIGHTS: Final = re.compile(rf"(optimizer|rank)-[0-9]+-of-[0-9]+\.safetensors|{COPY}/.*")
 
 

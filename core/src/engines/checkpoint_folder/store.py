@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.manifest import read_manifest
-from engines.checkpoint_folder.names import STEP
+from engines.checkpoint_folder.names import MANIFEST, STEP, WRITTEN
 from engines.durable import Leftover, leftovers, local_folder, remove
 from engines.errors import CheckpointError
 
@@ -20,7 +21,9 @@ class Listing:
     complete: dict[int, Path]
     """By step, ascending: the manifest is valid, and every file is there with its size."""
     damaged: dict[Path, str]
-    """Folders named like a checkpoint that aren't complete, and why."""
+    """Folders named like a checkpoint that are neither complete nor unfinished, and why."""
+    unfinished: list[Path]
+    """Folders named like a checkpoint that lack the manifest, as an interrupted copy or deletion leaves them."""
     leftovers: list[Leftover]
     """What an interrupted save, replacement or deletion left."""
 
@@ -42,12 +45,14 @@ class CheckpointStore:
     def listing(self) -> Listing:
         """Look at the folder; nothing is changed. An absent folder holds nothing."""
         if not self.folder.is_dir():
-            return Listing({}, {}, [])
+            return Listing({}, {}, [], [])
         paths = {int(match[1]): path for path in self.folder.iterdir() if (match := STEP.fullmatch(path.name))}
-        faults = {step: _fault(paths[step]) for step in sorted(paths)}
+        unfinished = [paths[step] for step in sorted(paths) if _is_unfinished(paths[step])]
+        faults = {step: _fault(paths[step]) for step in sorted(paths) if paths[step] not in unfinished}
         return Listing(
             complete={step: paths[step] for step, fault in faults.items() if fault is None},
             damaged={paths[step]: fault for step, fault in faults.items() if fault is not None},
+            unfinished=unfinished,
             leftovers=[one for one in leftovers(self.folder) if STEP.fullmatch(one.target.name)],
         )
 
@@ -61,13 +66,16 @@ class CheckpointStore:
         return complete[max(complete)] if complete else None
 
     def clean_up(self) -> list[str]:
-        """Remove what interrupted saves and deletions left, and return one line about each.
+        """Remove what interrupted saves, copies and deletions left, and return one line about each.
 
         Call it where no other process writes. A checkpoint that was moved aside for one that then didn't come is
         put back. Damaged folders stay: they may be worth a look.
         """
-        done = []
-        for leftover in self.listing().leftovers:
+        done, listing = [], self.listing()
+        for path in listing.unfinished:
+            remove(path)
+            done.append(f"{path}: removed, a checkpoint without {MANIFEST}, which was never finished")
+        for leftover in listing.leftovers:
             path, target = leftover.path, leftover.target
             if leftover.purpose == "replaced" and not target.exists() and _fault(path, target.name) is None:
                 path.rename(target)
@@ -96,6 +104,14 @@ def checkpoint_number(path: Path) -> int:
     match = STEP.fullmatch(path.name)
     assert match is not None, f"{path} is not named like a checkpoint"
     return int(match[1])
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether it is empty, or has files of a checkpoint and not the one that is written last."""
+    if not path.is_dir() or (path / MANIFEST).exists():
+        return False
+    names = {inner.name for inner in path.iterdir()}
+    return not names or any(fnmatch(name, pattern) for name in names for pattern in WRITTEN)
 
 
 def _fault(path: Path, name: str | None = None) -> str | None:

@@ -63,7 +63,8 @@ def find_rows(path: str) -> list[Row]:
         return [_row(folder)]
     listing = _listing(folder)
     left = [Row(one.path, "incomplete", (f"{one.path} {_LEFT_BY[one.purpose]}",), None) for one in listing.leftovers]
-    return [*map(_row, listing.complete.values()), *(_row(path) for path in listing.damaged), *left]
+    others = [_row(path) for path in (*listing.damaged, *listing.unfinished)]
+    return [*map(_row, listing.complete.values()), *others, *left]
 
 
 def find_latest(path: str) -> Path:
@@ -133,7 +134,7 @@ def _listing(folder: Path) -> Listing:
     inner = folder / "checkpoints"
     listing = CheckpointStore(inner if inner.is_dir() else folder).listing()
     known = inner.is_dir() or folder.name == "checkpoints" or (folder / "metrics.jsonl").is_file()
-    if not known and not (listing.complete or listing.damaged or listing.leftovers):
+    if not known and not any(vars(listing).values()):
         raise CheckpointError(
             f"{folder} holds no checkpoints", "Name a run's output folder, its checkpoints/, or one checkpoint."
         )
