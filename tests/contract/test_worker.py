@@ -122,6 +122,17 @@ def test_the_module_of_a_device_is_imported(tmp_path, monkeypatch):
     del sys.modules["torch_abacus"]
 
 
+def test_fewer_devices_than_ranks(monkeypatch):
+    from types import SimpleNamespace
+
+    spec = DeviceSpec("chip", 1, ("/dev/null",), "torch", "gloo", None, "meta")
+    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(device_count=lambda: 2))
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    said = r"local rank 2 needs a chip device of its own, and torch sees 2\nStart at most 2 processes"
+    with registered(device="chip", devices=[spec]), pytest.raises(LaunchError, match=said):
+        TrainingWorker(MODEL, {"strategy": "bigram", "device": "chip"})
+
+
 def test_a_device_whose_module_cannot_be_imported(tmp_path, monkeypatch):
     (tmp_path / "torch_abacus.py").write_text("import absent_beads")
     monkeypatch.syspath_prepend(tmp_path)

@@ -117,6 +117,16 @@ def test_training_is_refused(
     assert "uninstall torch-npu" in done.stderr
 
 
+@pytest.mark.more
+def test_a_module_that_brings_no_device(engines: Engines, work: Path) -> None:
+    (work / "site/torch_npu.py").write_text("def _autoload():\n    pass\n")
+    done = engines("train", recipe(work, engine={"device": "npu"}), ENGINES_DEVICE="npu")
+    assert done.returncode == 2, done.stderr
+    assert "local rank 0 needs a npu device of its own, and torch sees 0" in done.stderr
+    assert "Install CANN" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [

@@ -74,20 +74,20 @@ Resumed = tuple[list[float], list[float], dict[str, torch.Tensor]]
 """Metrics of a step, numbers drawn on the device before it, and weights then."""
 
 
-def save(folder: Path, device: str, checkpoint: Path) -> Resumed:
+def save(folder: Path, engine: dict[str, Any], checkpoint: Path) -> Resumed:
     """One step, a checkpoint, and another step that whoever resumes must repeat."""
     first, second, _ = mini_batches()
-    with TrainingWorker({"path": str(folder)}, settings(device), OPTIMIZER) as worker:
+    with TrainingWorker({"path": str(folder)}, engine, OPTIMIZER) as worker:
         worker.initialize()
-        assert worker.device.type == device
+        assert worker.device.type == engine["device"]
         worker.train_mini_batch(pack(first), SFTLoss())
         torch.rand(7, device=worker.device)  # equal seeds give both kinds of device equal numbers until here
         worker.save_checkpoint(checkpoint, step=1)
         return go_on(worker, second)
 
 
-def resume(folder: Path, device: str, checkpoint: Path) -> Resumed:
-    with TrainingWorker({"path": str(folder)}, settings(device), OPTIMIZER) as worker:
+def resume(folder: Path, engine: dict[str, Any], checkpoint: Path) -> Resumed:
+    with TrainingWorker({"path": str(folder)}, engine, OPTIMIZER) as worker:
         worker.initialize()
         worker.load_checkpoint(checkpoint)
         return go_on(worker, mini_batches()[1])
@@ -105,12 +105,25 @@ def test_checkpoints_move_between_devices(
     worlds = {"cpu": world, "npu": npu_world}
     for writer, reader in (("npu", "npu"), ("npu", "cpu"), ("cpu", "npu")):
         checkpoint = tmp_path / f"{writer}-{reader}"
-        saved = worlds[writer](2)(save, folder("llama"), writer, checkpoint)
-        resumed = worlds[reader](2)(resume, folder("llama"), reader, checkpoint)
+        saved = worlds[writer](2)(save, folder("llama"), settings(writer), checkpoint)
+        resumed = worlds[reader](2)(resume, folder("llama"), settings(reader), checkpoint)
         for (metrics, drawn, weights), (again, drawn_again, loaded) in zip(saved, resumed, strict=True):
             assert same_bits(loaded, weights)
             assert again == (metrics if writer == reader else pytest.approx(metrics, rel=METRICS))
             assert (drawn_again == drawn) == (writer == reader), "each device's own generator goes on"
+
+
+@pytest.mark.more
+def test_a_checkpoint_of_replicas(npu_world: Any, folder: Callable[[str], Path], tmp_path: Path) -> None:
+    hybrid, whole = settings("npu", data_parallel_replicate_size=2), settings("npu")
+    saved = npu_world(4)(save, folder("llama"), hybrid, tmp_path / "step-1")
+    again = npu_world(4)(resume, folder("llama"), hybrid, tmp_path / "step-1")
+    for (metrics, drawn, weights), (metrics_again, drawn_again, loaded) in zip(saved, again, strict=True):
+        assert (metrics_again, drawn_again) == (metrics, drawn)
+        assert same_bits(loaded, weights)
+    for metrics, _, loaded in npu_world(2)(resume, folder("llama"), whole, tmp_path / "step-1"):
+        assert metrics == pytest.approx(saved[0][0], rel=METRICS)
+        assert same_bits(loaded, saved[0][2])
 
 
 def open_and_close(folder: Path) -> None:

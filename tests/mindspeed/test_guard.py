@@ -35,6 +35,24 @@ def test_megatron_imported_already_and_by_whom(meddling: str, tmp_path: Path) ->
     assert "fresh process" in said
 
 
+@pytest.mark.more
+def test_megatron_imported_inside_a_function(tmp_path: Path) -> None:
+    """Nobody can be named; what the documentation recommends makes the import itself fail."""
+    site = make_site(tmp_path / "site", megatron_core="0.16.1", adaptor=NEVER)
+    (site / "meddler.py").write_text("def meddle():\n    import megatron.core\n")
+    said = refusal(site, "import meddler\nmeddler.meddle()\n" + INSTALL, meddled="megatron")
+    assert "megatron.core already imported by a function, or something else that holds on to nothing of it" in said
+    code = """
+    import meddler, traceback
+    sys.modules["megatron"] = None
+    try:
+        meddler.meddle()
+    except ModuleNotFoundError:
+        answer(traceback.format_exc())
+    """
+    assert 'meddler.py", line 2, in meddle' in fresh(site, code)
+
+
 def test_loading_says_the_same(tmp_path: Path) -> None:
     site = make_site(tmp_path / "site", megatron_core="0.16.1", adaptor=NEVER)
     (site / "meddler.py").write_text("from megatron import core\n")

@@ -35,6 +35,9 @@ def losses(folder: Path, name: str, engine: dict[str, Any], processes: int) -> l
 @pytest.mark.parametrize(
     ("processes", "more"),
     [
+        (1, {"strategy": "fsdp2"}),
+        (2, {"strategy": "fsdp2"}),
+        (4, {"strategy": "fsdp2", "data_parallel_replicate_size": 2}),
         (1, {}),
         (1, {"flash_attention": False}),
         (2, {"tensor_parallel_size": 2, "sequence_parallel": True}),

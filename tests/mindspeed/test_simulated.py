@@ -76,13 +76,15 @@ def test_a_constructor_that_fails_gives_its_arguments_back(npus: World, deep: De
     npus(fail_to_construct, deep("llama"), timeout=FIRST_S)
 
 
-def run_and_tell(folder: Path, engine: dict[str, Any]) -> tuple[Run, str, list[tuple[str, Any]]]:
+def run_and_tell(
+    folder: Path, engine: dict[str, Any], export_to: Path | None = None
+) -> tuple[Run, str, list[tuple[str, Any]]]:
     """A run, whose engine it was, and what MindSpeed noted meanwhile."""
     import mindspeed
     from engines.registry import registry
 
     mindspeed.events.clear()
-    run = train_with_worker(folder, mini_batches(), engine)
+    run = train_with_worker(folder, mini_batches(), engine, export_to=export_to)
     owner = registry.resolve("language_model", "megatron", "npu").distribution
     return run, owner, list(mindspeed.events)
 
@@ -106,10 +108,12 @@ OFTEN = ("tp2 sp", "pp2", "dp2", "cp2")
 @pytest.mark.parametrize(
     "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.more) for case in CASES]
 )
-def test_equals_the_reference(case: str, npus: World, deep: Deep, expected: Callable[[str], Run]) -> None:
+def test_equals_the_reference(
+    case: str, npus: World, deep: Deep, expected: Callable[[str], Run], tmp_path: Path
+) -> None:
     family, more, attention = CASES[case]
     engine = at(case.removesuffix(" recomputed").removesuffix(" plain"), "npu") | more
-    told = npus(run_and_tell, deep(family), engine, timeout=FIRST_S)
+    told = npus(run_and_tell, deep(family), engine, tmp_path, timeout=FIRST_S)
     assert {owner for _, owner, _ in told} == {"engines-mindspeed"}
     for _, _, events in told:
         assert [name for name, _ in events if name == "repatch"] == ["repatch"], "once for each engine"
@@ -117,6 +121,7 @@ def test_equals_the_reference(case: str, npus: World, deep: Deep, expected: Call
     runs = [run for run, _, _ in told]
     assert_metrics_agree(runs, expected(family), METRICS)
     assert_weights_agree(runs[0].weights, expected(family).weights, WEIGHTS)
+    assert same_bits(load_file(tmp_path / "model.safetensors"), runs[0].weights), "what it trained is exported"
 
 
 def run_part(
@@ -138,6 +143,7 @@ def run_part(
     ("first", "second", "dtype"),
     [
         (("npu", "tp2 sp"), ("npu", "tp2 sp"), "float32"),
+        pytest.param(("npu", "pp2"), ("npu", "pp2"), "float32", marks=pytest.mark.more),
         pytest.param(("npu", "dp2 distributed"), ("npu", "dp2 distributed"), "float32", marks=pytest.mark.more),
         pytest.param(("npu", "dp2"), ("npu", "dp2"), "bfloat16", marks=pytest.mark.more),
         (("npu", "dp2 distributed"), ("cpu", "pp2"), "float32"),
@@ -164,12 +170,6 @@ def test_goes_on_from_a_checkpoint(
             for ours, theirs in zip(found, expected[2:], strict=True):
                 assert ours == pytest.approx(theirs, rel=METRICS)
             assert_weights_agree(weights, whole, WEIGHTS)
-
-
-def test_exports_what_it_trained(npus: World, deep: Deep, tmp_path: Path) -> None:
-    engine = at("tp2 sp", "npu")
-    runs = npus(train_with_worker, deep("llama_tied"), mini_batches(), engine, export_to=tmp_path, timeout=FIRST_S)
-    assert same_bits(load_file(tmp_path / "model.safetensors"), runs[0].weights)
 
 
 def two_engines(folder: Path) -> str:

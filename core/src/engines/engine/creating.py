@@ -13,6 +13,7 @@ import torch.distributed as dist
 from engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from engines.configuring import check_capabilities, check_processes, validate
 from engines.contract import EngineContext
+from engines.devices import DeviceSpec
 from engines.engine.binding import EnginePluginManager, check_engine_class, check_wrapper
 from engines.engine.facade import Engine
 from engines.errors import ConfigError, LaunchError
@@ -77,7 +78,7 @@ def create(
 def local_device(selection: Selection) -> torch.device:
     """This process's device: the one of its LOCAL_RANK on accelerators.
 
-    Imports the module that makes torch know the device. Raises `LaunchError` if that fails.
+    Imports the module that makes torch know the device. Raises `LaunchError` if that fails, or if torch sees fewer.
     """
     spec = selection.device_spec
     try:
@@ -90,7 +91,22 @@ def local_device(selection: Selection) -> torch.device:
         ) from error
     if spec.torch_device == "cpu":
         return torch.device("cpu")
-    return torch.device(spec.torch_device, int(os.environ.get("LOCAL_RANK", "0")))
+    index, seen = int(os.environ.get("LOCAL_RANK", "0")), _count_devices(spec)
+    if index >= seen:
+        install = spec.toolkit or f"Install the driver, and a torch that is built for {spec.name}."
+        raise LaunchError(
+            f"local rank {index} needs a {spec.name} device of its own, and torch sees {seen}",
+            f"Start at most {seen} processes on this machine." if seen else install,
+        )
+    return torch.device(spec.torch_device, index)
+
+
+def _count_devices(spec: DeviceSpec) -> int:
+    try:
+        module = torch.get_device_module(spec.torch_device)
+    except RuntimeError:  # torch knows no device of that name, although its module was imported
+        return 0
+    return int(module.device_count())
 
 
 def _check_schedule(optimizer: OptimizerConfig | None, total_steps: int | None) -> None:
