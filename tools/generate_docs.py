@@ -26,7 +26,7 @@ from documenting.manifest import manifest_tables
 from documenting.public_api import public_api
 from documenting.scaffold import scaffold
 from documenting.settings import settings_tables
-from documenting.sources import docstring, source
+from documenting.sources import docstring, signatures, source
 
 WRITERS: dict[str, Callable[..., str]] = {
     "capabilities": capability_words,
@@ -40,6 +40,7 @@ WRITERS: dict[str, Callable[..., str]] = {
     "output": command_output,
     "scaffold": scaffold,
     "settings": settings_tables,
+    "signatures": signatures,
     "source": source,
 }
 """What can stand behind `generated:`; the words after it are the arguments."""

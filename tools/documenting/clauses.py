@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from documenting import ROOT
@@ -49,9 +50,25 @@ def _decorated(node: ast.FunctionDef) -> tuple[str, list[str]]:
 
 
 def _linked(where: str) -> str:
-    """A page of the documentation as a link, a docstring by its name."""
+    """A page of the documentation, or the one with the docstring, as a link; a docstring without page by its name."""
     page, _, anchor = where.partition(".md#")
-    return f"[{page}: {anchor.replace('-', ' ')}]({where})" if anchor else f"`{where}`"
+    if anchor:
+        return f"[{page}: {anchor.replace('-', ' ')}]({where})"
+    module, _, name = where.partition(":")
+    shown = SHOWN_ON.get(f"{module}.{name.partition('.')[0]}")
+    return f"[`{where}`](api/{shown}#{module}.{name})" if shown else f"`{where}`"
+
+
+def _shown_on() -> dict[str, str]:
+    """Every class and function that a page of docs/api shows, and that page."""
+    found = {}
+    for page in sorted(ROOT.glob("docs/api/*.md")):
+        for module, options in re.findall(r"^::: ([\w.]+)\n((?: .*\n?)*)", page.read_text(), re.MULTILINE):
+            found |= {f"{module}.{name}": page.name for name in re.findall(r"^ +- (\w+)$", options, re.MULTILINE)}
+    return found
+
+
+SHOWN_ON = _shown_on()
 
 
 def _first_paragraph(node: ast.Module | ast.FunctionDef) -> str:

@@ -18,6 +18,24 @@ def source(path: str, *names: str) -> str:
     return fenced(shown, file.suffix)
 
 
+def signatures(path: str, *names: str) -> str:
+    """What `names` define in a file, without bodies: signatures, and what the docstrings say first."""
+    tree = ast.parse((ROOT / path).read_text())
+    return fenced("\n\n".join(ast.unparse(_stub(_find(tree, name, path))) for name in names), ".py")
+
+
+def _stub(node):
+    members = [one for one in node.body if _name(one).strip("_") == "init" or _is_public(one)]
+    said = (ast.get_docstring(node) or "").partition("\n\n")[0]
+    summary = [ast.Expr(ast.Constant(" ".join(said.split()) or ...))]
+    node.body = summary + [_stub(one) for one in members] if isinstance(node, ast.ClassDef) else summary
+    return node
+
+
+def _is_public(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+
+
 def fenced(text: str, suffix: str, title: str = "") -> str:
     """A block of code in the language of files with that suffix."""
     named = f' title="{title}"' if title else ""
