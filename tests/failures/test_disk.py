@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from engines.cli.main import main
 from engines.recipes.output.folder import OutputFolder
+from engines.recipes.output.metrics import MetricsFile, read_metrics
 from support.commands import Command, read_lines, recipe, run
 from support.small_disk import SmallDisk, small_disk
 
@@ -28,6 +30,23 @@ def disk(work: Path) -> Iterator[SmallDisk]:
         (work / "out").mkdir()
         (work / "out" / "checkpoints").symlink_to(disk.path / "checkpoints")
         yield disk
+
+
+def test_a_line_of_metrics_without_room_is_not_begun(tmp_path: Path) -> None:
+    line = "x" * 2**17
+    with small_disk(tmp_path / "disk") as disk:
+        metrics = MetricsFile(disk.path / "metrics.jsonl", steps_done=0)
+        metrics.append({"step": 1})
+        disk.fill([os.getpid()])
+        try:
+            with pytest.raises(OSError, match=disk.full):
+                metrics.append({"step": 2, "line": line})
+        finally:
+            disk.make_room([os.getpid()])
+        assert read_lines(disk.path / "metrics.jsonl") == ['{"step": 1}']
+        metrics.append({"step": 2})
+        metrics.close()
+        assert [line["step"] for line in read_metrics(disk.path / "metrics.jsonl")] == [1, 2]
 
 
 @pytest.mark.parametrize(

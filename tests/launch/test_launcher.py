@@ -112,6 +112,8 @@ FAILURES = {
     "diverge": (1, ["Error: the loss was never finite\n"]),
     "consequence": (1, ["Error: rank 1 failed: ValueError: the cause"]),
     "killed": (1, ["Error: rank 1 was ended by SIGKILL; the system may have run out of memory", "last words"]),
+    "hoards": (1, ["Error: rank 1 ran out of memory (hoarding): MemoryError", "Smaller micro-batches"]),
+    "aborts": (1, ["Error: rank 1 ran out of memory: rank 1 was ended by SIGABRT", "std::bad_alloc"]),
     "leaves": (1, ["Error: rank 1 ended with exit code 7 and said nothing", "usage: some library"]),
 }
 
@@ -127,7 +129,7 @@ def test_one_rank_failing_ends_all_and_is_named_once(target: str, start: Start) 
     for word in words:
         assert word in error
     assert time.monotonic() - began < ENDS_WITHIN_S
-    if target in ("mend", "diverge"):
+    if target in ("mend", "diverge", "hoards"):
         assert "Traceback" not in error
 
 

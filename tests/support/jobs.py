@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -56,6 +57,25 @@ def killed(payload: Mapping[str, Any], rank: Rank) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.5)
     raise RuntimeError("Connection reset by peer")
+
+
+def hoards(payload: Mapping[str, Any], rank: Rank) -> int:
+    """Rank 1 may have 64 MiB more than it has, and asks for a gigabyte."""
+    if rank.rank == 1:
+        rank.at("hoarding")
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + 2**26, held + 2**26))
+        bytearray(2**30)
+    return _wait(payload, rank)
+
+
+def aborts(payload: Mapping[str, Any], rank: Rank) -> int:
+    """A library's thread gets no memory in rank 1."""
+    if rank.rank == 1:
+        sys.stderr.write("terminate called after throwing an instance of 'std::bad_alloc'\n")
+        sys.stderr.flush()
+        os.abort()
+    return _wait(payload, rank)
 
 
 def leaves(payload: Mapping[str, Any], rank: Rank) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 from engines.errors import EnginesError
 from engines.launch.exchange import Exchange
 from engines.launch.processes import RankProcess
-from engines.launch.reports import Death, Report, first_cause
+from engines.launch.reports import Death, Report, first_cause, tells_no_memory
 
 _SUSPICIOUS_S: Final = 5.0
 """A rank that was silent for so long when others lost it is named as the cause."""
@@ -83,7 +83,11 @@ def fail(
         case Report():
             _say(f"rank {cause.rank} failed: {cause.message}", cause.traceback)
         case Death():
-            _say(str(cause), ranks[cause.rank].last_output())
+            output = ranks[cause.rank].last_output()
+            if tells_no_memory(output):
+                _say(f"rank {cause.rank} ran out of memory: {cause}", f"{_LESS_MEMORY}\n{output}")
+            else:
+                _say(str(cause), output)
     return 1
 
 
