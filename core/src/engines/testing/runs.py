@@ -39,9 +39,8 @@ def train_with_worker(
         worker.initialize()
         for samples in mini_batches:
             metrics = worker.train_mini_batch(pack(samples), SFTLoss())
-            assert metrics["skipped_step"] is None
-            assert metrics["tokens"] == sum(len(sample.input_ids) for sample in samples)
-            assert metrics["targets"] == sum(sample.num_targets for sample in samples)
+            assert metrics["skipped_step"] is None, f"a step was skipped: {metrics}"
+            assert_counts_agree(metrics, samples)
             run.losses.append(metrics["loss"])
             run.grad_norms.append(metrics["grad_norm"])
             run.lrs.append(metrics["lr"])
@@ -58,6 +57,16 @@ def weights_of(worker: TrainingWorker) -> dict[str, Tensor]:
     stream, adapter = worker.engine.get_per_tensor_param()
     assert adapter is None
     return {name: tensor.to("cpu", copy=True) for name, tensor in stream}
+
+
+def assert_counts_agree(metrics: Mapping[str, Any], samples: Sequence[Sample]) -> None:
+    """Tokens and targets are those of all samples, each once."""
+    counted = {
+        "tokens": sum(len(sample.input_ids) for sample in samples),
+        "targets": sum(sample.num_targets for sample in samples),
+    }
+    for name, count in counted.items():
+        assert metrics[name] == count, f"{name} are {metrics[name]}, of samples that have {count}"
 
 
 def assert_metrics_agree(runs: Sequence[Run], reference: Run, tolerance: float = METRICS) -> None:
@@ -81,9 +90,13 @@ def assert_weights_agree(
     """All of the reference's, of the same shapes and dtypes, and nearly the same values; there may be others."""
     missing = sorted(reference.keys() - weights.keys())
     assert not missing, f"weights are missing: {missing}"
-    assert {name: (weights[name].shape, weights[name].dtype) for name in reference} == {
-        name: (one.shape, one.dtype) for name, one in reference.items()
-    }
+    kinds = {name: (tuple(weights[name].shape), weights[name].dtype) for name in reference}
+    other = [
+        f"{name} is {kinds[name]} instead of {(tuple(one.shape), one.dtype)}"
+        for name, one in reference.items()
+        if kinds[name] != (tuple(one.shape), one.dtype)
+    ]
+    assert not other, f"weights have other shapes or dtypes: {'; '.join(other)}"
     off = {
         name: ((weights[name] - expected).abs().max() / expected.abs().max()).item()
         for name, expected in reference.items()

@@ -187,6 +187,7 @@ def test_the_load_balancing_loss_enters_the_gradient(subject: Subject, on_ranks:
     load-balancing loss, summed over layers and averaged over micro-batches, at every layout; `loss` is without it,
     and `moe/load_balancing_loss` tells it, also where the coefficient is 0.
     """
+    assert subject.mixtures, f"{subject.name} builds none of the kit's mixtures of experts: {subject.refusals}"
     folder = model(subject.mixtures[0])
     expected = plain_balance(folder)
     wanted = [

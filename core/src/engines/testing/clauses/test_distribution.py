@@ -45,6 +45,19 @@ def _found(subject: Subject) -> Installed:
     return found
 
 
+def assert_holds(wheel: Path, name: str, manifest: bytes, declared: EntryPoint) -> None:
+    """The wheel has the manifest under its `name`, and declares the package that it lies in."""
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+        assert name in held, (
+            f"the wheel has no {name}: its build backend must be told that the file belongs to the package"
+        )
+        assert archive.read(name) == manifest, f"{name} in the wheel is not the one that was read here"
+        (info,) = {one.partition("/")[0] for one in held if ".dist-info/" in one}
+        points = PathDistribution(zipfile.Path(archive, f"{info}/")).entry_points
+    assert declared in points, f"the wheel's entry points {list(points)} lack {declared}"
+
+
 @clause("manifest.md#the-manifest", unless=not_distributed)
 def test_the_wheel_holds_the_manifest(subject: Subject, tmp_path: Path) -> None:
     """A wheel of the distribution names its package in the entry points of the group `engines`, and holds the
@@ -55,13 +68,5 @@ def test_the_wheel_holds_the_manifest(subject: Subject, tmp_path: Path) -> None:
     if found.project is None:
         assert found.records(name), f"{found.name} {found.version} was installed without {name}"
         return
-    with zipfile.ZipFile(build_wheel(Path(found.project), tmp_path)) as wheel:
-        held = set(wheel.namelist())
-        assert name in held, (
-            f"the wheel has no {name}: its build backend must be told that the file belongs to the package"
-        )
-        assert wheel.read(name) == manifest.read_bytes(), f"{name} in the wheel is not {manifest}"
-        (info,) = {one.partition("/")[0] for one in held if ".dist-info/" in one}
-        points = PathDistribution(zipfile.Path(wheel, f"{info}/")).entry_points
     declared = EntryPoint(subject.selection.plugin, manifest.parent.name, GROUP)
-    assert declared in points, f"the wheel's entry points {list(points)} lack {declared}"
+    assert_holds(build_wheel(Path(found.project), tmp_path), name, manifest.read_bytes(), declared)

@@ -45,9 +45,11 @@ def with_single_tokens(folder: Path, settings: dict[str, Any], samples: Sequence
     for chosen in (mixed, list(samples)):
         with TrainingWorker({"path": str(folder)}, settings, OPTIMIZER) as worker:
             worker.initialize()
-            assert worker.train_mini_batch(pack(single), SFTLoss())["skipped_step"] == "empty"
+            skipped = worker.train_mini_batch(pack(single), SFTLoss())["skipped_step"]
+            assert skipped == "empty", f"sequences of one token alone: skipped_step is {skipped!r}"
             outputs = worker.infer_batch(pack(single)).outputs
-            assert outputs is not None and outputs.log_probs is not None and not outputs.log_probs.any()
+            assert outputs is not None and outputs.log_probs is not None
+            assert not outputs.log_probs.any(), f"log-probabilities of lone tokens are {outputs.log_probs.tolist()}"
             metrics = worker.train_mini_batch(pack(chosen), SFTLoss())
             found.append((metrics["loss"], metrics["grad_norm"]))
     return found[0], found[1]
@@ -80,7 +82,7 @@ def test_replicas_without_targets_take_part(
     family = subject.family_at(parallel_layout)
     expected = plain_run(family)
     for metrics in on_ranks(parallel_layout, some_masked, model(family), subject.settings(parallel_layout)):
-        assert metrics["skipped_step"] is None
+        assert metrics["skipped_step"] is None, f"a step with targets on one replica is {metrics['skipped_step']}"
         for name, value in (("loss", expected.losses[0]), ("grad_norm", expected.grad_norms[0])):
             assert abs(metrics[name] / value - 1) < METRICS, f"{name} is {metrics[name]} instead of {value}"
 
@@ -122,5 +124,6 @@ def test_no_sequence_at_all(subject: Subject, some_layout: Layout, on_ranks: OnR
     """A batch without sequences has no outputs and loss 0, and leaves nobody waiting."""
     settings = subject.settings(some_layout)
     for shape, metrics in on_ranks(some_layout, infer_nothing, model(subject.family_at(some_layout)), settings):
-        assert shape == (0,)
-        assert (metrics["tokens"], metrics["targets"], metrics["loss"]) == (0, 0, 0.0)
+        assert shape == (0,), f"outputs of no sequence have the shape {shape}"
+        counted = {name: metrics[name] for name in ("tokens", "targets", "loss")}
+        assert not any(counted.values()), f"a batch without sequences has {counted}"

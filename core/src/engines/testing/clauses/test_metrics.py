@@ -9,7 +9,7 @@ from engines.losses import SFTLoss
 from engines.testing.clause import clause
 from engines.testing.fixtures import Model, OnRanks
 from engines.testing.layouts import Layout
-from engines.testing.runs import OPTIMIZER, pack
+from engines.testing.runs import OPTIMIZER, assert_counts_agree, pack
 from engines.testing.samples import mini_batches
 from engines.testing.subject import Subject
 from engines.worker import TrainingWorker
@@ -40,10 +40,12 @@ def test_metrics_are_one_value_equal_on_all_ranks(
         assert evaluated.keys() >= EVALUATED, f"rank {rank} lacks {EVALUATED - evaluated.keys()} in evaluation"
         assert trained.keys() >= TRAINED, f"rank {rank} lacks {TRAINED - trained.keys()} in training"
         for found in (evaluated, trained):
-            assert found["tokens"] == sum(len(sample.input_ids) for sample in samples)
-            assert found["targets"] == sum(sample.num_targets for sample in samples)
-            assert found["loss"] == found["loss/cross_entropy"]
-        assert trained["skipped_step"] is None and trained["lr"] == OPTIMIZER["lr"]
+            assert_counts_agree(found, samples)
+            assert found["loss"] == found["loss/cross_entropy"], (
+                f"the only term is not the loss on rank {rank}: {found}"
+            )
+        assert trained["skipped_step"] is None, f"rank {rank} skipped a step: {trained['skipped_step']}"
+        assert trained["lr"] == OPTIMIZER["lr"], f"lr is {trained['lr']} instead of {OPTIMIZER['lr']} on rank {rank}"
         off = abs(evaluated["loss"] / trained["loss"] - 1)
         assert off < TOLERANCE, f"loss is {evaluated['loss']} in evaluation, {trained['loss']} in training"
         for name, mine, first in zip(("evaluation", "training"), (evaluated, trained), answers[0], strict=True):
