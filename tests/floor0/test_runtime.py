@@ -64,7 +64,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Venv:
             plugin("louder", manifest("fake_louder", "louder", env='{ PATCH_LEVEL = "4" }')),
             plugin("alone", manifest("fake_alone", "alone", process='"exclusive"')),
             plugin("chip", manifest("fake_chip", "chip", device='["chip", "cpu"]', tail=chip)),
-            plugin("lonely", manifest("fake_lonely", "lonely", device='["chpi"]')),
+            plugin("lonely", manifest("fake_lonely", "lonely", device='["warp"]')),
             plugin(
                 "needy",
                 manifest("fake_needy", "needy", needs='["hollow_library.core"]'),
@@ -248,7 +248,7 @@ sys.modules['torch'] = SimpleNamespace(chip=SimpleNamespace(is_available=lambda:
 
     def test_a_device_that_nobody_describes(self, venv: Venv) -> None:
         said = python(venv, "print(refusal(registry.resolve, 'language_model', 'lonely'))")
-        assert 'nobody describes the device "chpi". Did you mean "chip"?' in said
+        assert 'nobody describes the device "warp".; install the plugin that brings it' in said
 
 
 class TestNeeds:

@@ -278,6 +278,12 @@ CASES = {
         "mend the manifest or the package",
         "fake_unset/engine.toml",
     ),
+    "device misspelt": Case(
+        plugin("astray", entry("astray", device='["npuu"]')),
+        'nobody describes the device "npuu". Did you mean "npu"?',
+        "mend `device` in the manifest",
+        "fake_astray/engine.toml",
+    ),
     "engine module not Python": Case(
         plugin("garbled", code="class Engine(:\n"),
         "fake_garbled/engine.py, line 1",

@@ -16,12 +16,17 @@ def availability(candidate: Candidate, devices: Mapping[str, DeviceSpec]) -> Ava
     """Availability of a candidate in this process. Imports nothing."""
     spec = devices.get(candidate.device)
     if spec is None:
-        return Availability(
-            "unavailable",
-            f'nobody describes the device "{candidate.device}".{did_you_mean(candidate.device, devices)}',
-            "install the plugin that brings it",
-        )
+        return _undescribed(candidate.device, devices)
     return next(_obstacles(candidate, spec), AVAILABLE)
+
+
+def _undescribed(device: str, devices: Mapping[str, DeviceSpec]) -> Availability:
+    """A word close to a device's is a mistake; any other may be a device that a plugin brings which isn't here."""
+    hint = did_you_mean(device, devices)
+    said = f'nobody describes the device "{device}".{hint}'
+    if hint:
+        return Availability("broken", said, "mend `device` in the manifest, or install the plugin that brings it")
+    return Availability("unavailable", said, "install the plugin that brings it")
 
 
 def can_be_imported(module: str) -> bool:
