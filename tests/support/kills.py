@@ -105,11 +105,12 @@ class Killer:
         if is_said:
             assert "was ended by SIGKILL" in output and output.count("Error: ") == 1, self.say(output)
         left = self._steps()
-        assert left and max(left) >= max(complete, default=0), self.say(f"{complete} were complete, now {left} are")
+        latest = max(left, default=0)
+        assert latest >= max(complete, default=0), self.say(f"{complete} were complete, now {left} are")
         assert main(["checkpoint", "verify", str(self.out)]) == 0, self.say("a checkpoint is damaged")
         steps = [json.loads(line)["step"] for line in self._lines()]
         assert steps == list(range(1, len(steps) + 1)), self.say(f"steps {steps}")
-        assert len(steps) >= max(left), self.say(f"{len(steps)} lines, but a checkpoint of step {max(left)}")
+        assert len(steps) >= latest, self.say(f"{len(steps)} lines, but a checkpoint of step {latest}")
 
     def _steps(self) -> list[int]:
         return OutputFolder(self.out).steps()
