@@ -47,6 +47,7 @@ def test_a_run_says_what_it_was_and_goes_on(work):
     assert "megatron" in output and "fsdp2" in output and "Traceback" not in output
 
 
+@pytest.mark.more
 def test_the_model_goes_on_with_the_other_engine(work):
     code, output = run(recipe(work, engine={"strategy": "megatron"}), "trainer.steps=2")
     assert code == 0, output
