@@ -11,11 +11,16 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import yaml
 
 from documenting import ROOT, regions
+from documenting.capabilities import settings_classes
 from documenting.commands import every_command
+from engines.config import EngineConfig
+from engines.recipes.sft.config import SFTRecipe
 
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text()
@@ -90,3 +95,29 @@ def test_the_cli_takes_the_commands_that_a_page_shows(page: str) -> None:
             path = f"{path} {words.pop(0)}"
         if words and "--help" not in words:
             KNOWN[path].command.make_context(path, words, parent=KNOWN[path].parent)
+
+
+RECIPES = [
+    pytest.param(shown, id=f"{page}: {', '.join(shown)}")
+    for page in PAGES
+    for block in blocks(PAGES[page], "yaml")
+    for shown in yaml.safe_load_all(block)
+    if "apiVersion" not in shown  # a cluster's, not ours
+]
+
+
+@pytest.mark.parametrize("shown", RECIPES)
+def test_a_recipe_that_a_page_shows_is_valid(shown: dict[str, Any]) -> None:
+    """A part of one is laid over the README's."""
+    whole = {**yaml.safe_load(blocks(PAGES["README.md"], "yaml")[0]), **shown}
+    engine = whole.pop("engine")
+    meant = engine["strategy"], engine.get("device", "cpu")
+    classes = {
+        (backend, device): settings
+        for settings, owners in settings_classes().items()
+        for owner in owners
+        for backend in owner.entry.backend
+        for device in owner.entry.device
+    }
+    assert SFTRecipe.model_validate(whole)
+    assert classes.get(meant, EngineConfig).model_validate(engine).strategy == engine["strategy"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,15 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from engines.batch import Batch, TokenOutputs
 from engines.errors import CheckpointError, ConfigError
 from engines.losses import SFTLoss
-from engines.testing.plain import Run, Sample, ValuedSample, ValueModel
+from engines.testing.plain import Run, ValueModel
 from engines.testing.runs import OPTIMIZER, assert_metrics_agree, assert_weights_agree, same_bits, weights_of
-from engines.testing.samples import mini_batches
+from engines.testing.values import (
+    ValueLoss,
+    assert_values_agree,
+    head_in,
+    pack,
+    plain_run,
+    plain_values,
+    scored_folder,
+    train_values,
+    valued,
+    values_of,
+    worker_of,
+)
 from engines.testing.world import World
 from engines.worker import TrainingWorker
 from support.megatron import LAYOUTS, fits, settings
@@ -35,125 +44,19 @@ HELD = (
 )
 BATCHING = ({}, {"micro_batch_size": 1}, {"max_tokens_per_micro_batch": 128})
 
-
-class ValueLoss:
-    """Mean squared errors: over targets, of the value that precedes each, and over sequences, of the last one."""
-
-    needs = frozenset({"values"})
-    fields = frozenset({"loss_mask", "returns", "reward"})
-    targets_only = True
-    equal_weights = False
-
-    def __init__(self, of_targets: float = 1.0, of_ends: float = 1.0) -> None:
-        self.coefficients = {"targets": of_targets, "ends": of_ends}
-
-    def denominators(self, batch: Batch) -> dict[str, Tensor]:
-        return {"targets": batch["loss_mask"].sum(), "ends": torch.tensor(len(batch))}
-
-    def __call__(self, out: TokenOutputs, batch: Batch) -> dict[str, Tensor]:
-        mask = batch["loss_mask"]
-        return {
-            "targets": (out.values[mask] - batch["returns"][mask]).square().sum(),
-            "ends": (out.last_values - batch["reward"]).square().sum(),
-        }
-
-
-def valued(size: int = 8) -> list[list[ValuedSample]]:
-    """Three mini-batches with values to be met, and in each a sample of a single token."""
-    draw = random.Random(5)
-
-    def value(sample: Sample) -> ValuedSample:
-        returns = [draw.gauss(0, 1) for _ in sample.input_ids]
-        return ValuedSample(sample.input_ids, sample.loss_mask, returns, draw.gauss(0, 1))
-
-    single = Sample([7], [False])
-    return [[value(sample) for sample in [*samples, single][-size - 1 :]] for samples in mini_batches(size)]
-
-
 SAMPLES = valued()
-
-
-def pack(samples: Sequence[ValuedSample]) -> Batch:
-    rows = [{name: getattr(one, name) for name in ("input_ids", "loss_mask", "returns")} for one in samples]
-    return Batch.from_sequences(rows, sequences={"reward": torch.tensor([one.reward for one in samples])})
 
 
 @pytest.fixture(scope="module")
 def scored(deep: Folders, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """`scored(family)`: a value model as transformers saves one."""
-    from transformers import AutoModelForSequenceClassification
-
-    def make(family: str) -> Path:
-        model = AutoModelForSequenceClassification.from_pretrained(deep(family), num_labels=1, dtype=torch.float32)
-        torch.nn.init.normal_(model.score.weight, std=0.125, generator=torch.Generator().manual_seed(2))
-        folder = tmp_path_factory.mktemp("value") / family
-        model.save_pretrained(folder)
-        return folder
-
-    return cache(make)
-
-
-def head_in(folder: Path) -> Tensor:
-    return load_file(folder / "model.safetensors")["score.weight"]
-
-
-def reference_values(model: ValueModel, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-    """Target-aligned values `[total_tokens]`, and last values `[n]`."""
-    with torch.no_grad():
-        found = [model.after_each_token(sample.input_ids) for sample in samples]
-    return torch.cat([torch.cat([one.new_zeros(1), one[:-1]]) for one in found]), torch.stack([f[-1] for f in found])
+    return cache(lambda family: scored_folder(tmp_path_factory.mktemp("value") / family, deep(family)))
 
 
 @pytest.fixture(scope="module")
 def expected(scored: Folders) -> Callable[..., tuple[tuple[Tensor, Tensor], Run]]:
     """Values of the first mini-batch before training, and the run; of a reference model."""
-
-    @cache
-    def run(family: str, size: int = 8, **weights: float) -> tuple[tuple[Tensor, Tensor], Run]:
-        model = ValueModel(scored(family), head_in(scored(family)))
-        batches = valued(size)
-        return reference_values(model, batches[0]), model.train(batches, **weights, **OPTIMIZER)
-
-    return run
-
-
-def worker_of(folder: Path, engine: Mapping[str, Any], **more: Any) -> TrainingWorker:
-    made = TrainingWorker({"path": str(folder)}, engine, OPTIMIZER, model_type="value_model", total_steps=3, **more)
-    made.initialize()
-    return made
-
-
-def values_of(worker: TrainingWorker, samples: Sequence[ValuedSample]) -> tuple[Tensor, Tensor]:
-    outputs = worker.infer_batch(pack(samples), needs=("values",)).outputs
-    assert outputs.present().keys() == {"values", "last_values"}
-    return outputs.values, outputs.last_values
-
-
-def train_values(
-    folder: Path, batches: Sequence[Sequence[ValuedSample]], engine: Mapping[str, Any], loss: ValueLoss
-) -> tuple[tuple[Tensor, Tensor], Run]:
-    """One rank's part: values of the first mini-batch, then a step on each."""
-    run = Run()
-    with worker_of(folder, engine) as worker:
-        before = values_of(worker, batches[0])
-        for samples in batches:
-            metrics = worker.train_mini_batch(pack(samples), loss)
-            assert metrics["skipped_step"] is None
-            run.losses.append(metrics["loss"])
-            run.grad_norms.append(metrics["grad_norm"])
-            run.lrs.append(metrics["lr"])
-        weights = weights_of(worker)
-        if worker.rank == 0:
-            run.weights = weights
-    return before, run
-
-
-def assert_values_agree(found: Sequence[tuple[Tensor, Tensor]], reference: tuple[Tensor, Tensor]) -> None:
-    """Every rank has the same, and the reference's."""
-    for one in found:
-        for mine, first, truth in zip(one, found[0], reference, strict=True):
-            assert torch.equal(mine, first), "ranks disagree"
-            torch.testing.assert_close(mine, truth, rtol=1e-5, atol=5e-6)
+    return cache(lambda family, size=8, **weights: plain_run(scored(family), valued(size), **weights))
 
 
 def assert_trains_alike(
@@ -211,7 +114,7 @@ def start(folder: Path, engine: Mapping[str, Any], seed: int) -> tuple[dict[str,
 def test_a_language_model_gets_a_head_that_depends_on_the_seed_alone(family: str, deep: Folders, world: Worlds):
     folder = deep(family)
     (first, values), *_ = world(1)(start, folder, settings("single"), 3)
-    assert_values_agree([values], reference_values(ValueModel(folder, first["score.weight"]), SAMPLES[0]))
+    assert_values_agree([values], plain_values(ValueModel(folder, first["score.weight"]), SAMPLES[0]))
     for layout in ("pp2 vpp2", "tp2 cp2"):
         for weights, found in world(LAYOUTS[layout].processes)(start, folder, settings(layout), 3):
             assert same_bits(weights, first)
@@ -268,7 +171,7 @@ def test_transformers_and_any_layout_load_an_export(
 
     for loaded, found in world(LAYOUTS[other].processes)(start, target, settings(other), 9):
         assert same_bits(loaded, weights)
-        assert_values_agree([found], reference_values(ValueModel(target, head_in(target)), SAMPLES[0]))
+        assert_values_agree([found], plain_values(ValueModel(target, head_in(target)), SAMPLES[0]))
 
 
 def refusals(folder: Path, engine: Mapping[str, Any]) -> list[str]:
