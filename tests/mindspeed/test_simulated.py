@@ -173,10 +173,15 @@ def test_goes_on_from_a_checkpoint(
 
 
 def two_engines(folder: Path) -> str:
-    """An actor and its reference share a process; a third with other arguments is refused, and so is fsdp2."""
+    """An actor and its reference share a process; a third with other arguments is refused, and so is fsdp2.
+
+    The reference names no device, and gets the NPU: that torch.cuda answers by then is MindSpeed's doing.
+    """
     first, other = at("dp2", "npu"), at("dp2", "npu") | {"flash_attention": False}
+    unnamed = {key: value for key, value in first.items() if key != "device"}
     model = {"path": str(folder)}
-    with TrainingWorker(model, first, OPTIMIZER) as actor, TrainingWorker(model, first) as frozen:
+    with TrainingWorker(model, first, OPTIMIZER) as actor, TrainingWorker(model, unnamed) as frozen:
+        assert torch.cuda.is_available() and frozen.device.type == "npu"
         actor.initialize()
         frozen.initialize()
         actor.train_mini_batch(pack(mini_batches()[0]), SFTLoss())

@@ -17,7 +17,7 @@ def train(work: Path, device: str) -> list[dict[str, Any]]:
     file = recipe(
         work,
         engine={"device": device},
-        trainer={"save_every": 2, "output_dir": str(out)},
+        trainer={"save_every": 2, "async_save": True, "output_dir": str(out)},
         launch={"nproc": 2, "timeout_s": 100},
     )
     code, output = run(file)
