@@ -72,6 +72,24 @@ def test_training_without_an_optimizer(ask):
         ask(make())
 
 
+def test_tokens_outside_of_the_vocabulary(tmp_path):
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 16}}')
+    with registered():
+        engine = create({"path": str(tmp_path)}, {"strategy": "bigram"}, {"lr": 0.1})
+    engine.initialize()
+    for wrong in (16, -1):
+        batch = Batch.from_sequences([{"input_ids": ids, "loss_mask": ids} for ids in ([1, 15], [3, wrong, 99])])
+        for ask in (
+            lambda batch=batch: engine.train_batch(batch, SFTLoss()),
+            lambda batch=batch: engine.infer_batch(batch),
+        ):
+            with pytest.raises(BatchError, match=f"sequence 1 holds token id {wrong}, outside .* vocabulary of 16"):
+                ask()
+    with pytest.raises(BatchError, match=r"input_ids must be int64 \[total_tokens\], got torch.float32"):
+        engine.infer_batch(Batch.from_sequences([{"input_ids": [1.0, 2.0]}]))
+    assert "forward" not in engine._base.calls
+
+
 def test_unknown_outputs():
     with pytest.raises(ConfigError, match=r"unknown outputs \['logits'\]"):
         make().infer_batch(sequences(3), needs={"logits"})

@@ -93,3 +93,42 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="the tokenizer can't be loaded"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ 1 / 0 }}", "refuses this conversation: ZeroDivisionError"),
+        ("{{ 1 + 'a' }}", "refuses this conversation: TypeError"),
+        ("{% for i in range(1000000) %}x{% endfor %}", "refuses this conversation: OverflowError"),
+        ("{% for x in %}", "refuses this conversation: Expected an expression"),
+        ("{{ ''.__class__.__mro__ }}", "refuses this conversation: access to attribute '__class__'"),
+        ("always the same", "renders nothing of message 2"),
+        ("{% for m in messages %}{{ m.role }}{% generation %}{% endgeneration %}{% endfor %}", "marks nothing of it"),
+        (None, "has no chat template to render it with"),
+    ],
+)
+def test_broken_templates(template: str | None, said: str, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(tmp_path, template=template)
+    with pytest.raises(DataError, match=f"line 1: the tokenizer's chat template {said}|line 1: the tokenizer {said}"):
+        learned(tokenizer, {"messages": CHAT})
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", ""),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", '{"model": {"type": "Nope"}}'),
+        ("tokenizer_config.json", "[]"),
+        ("special_tokens_map.json", "{"),
+        ("tokenizer_config.json", '{"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", null]}}'),
+    ],
+)
+def test_broken_tokenizers(file: str, content: str, tmp_path: Path) -> None:
+    """Nothing in the folder is run, nor is anybody asked whether to."""
+    tiny_tokenizer(tmp_path)
+    (tmp_path / "mine.py").write_text("raise SystemExit('this ran')")
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ModelError, match="the tokenizer can't be loaded: "):
+        load_tokenizer(tmp_path)

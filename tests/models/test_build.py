@@ -56,6 +56,15 @@ SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "nu
         ({"model_type": "bart", "d_model": 64, "encoder_layers": 1, "decoder_layers": 1}, "BartForCausalLM"),
         ({"model_type": "t5", "d_model": 64, "num_layers": 1}, "no causal language model of type 't5'"),
         ({"model_type": "vit", "num_hidden_layers": 1}, "no causal language model of type 'vit'"),
+        (
+            {"model_type": "llama", **SMALL, "num_attention_heads": 0},
+            r"no model from .*config\.json: ZeroDivisionError",
+        ),
+        (
+            {"model_type": "llama", **SMALL, "hidden_size": "big"},
+            "no model from .*'hidden_size' expected int, got str",
+        ),
+        ({"model_type": "llama", **SMALL, "hidden_act": "sillu"}, "no model from .*KeyError: 'sillu'"),
     ],
 )
 def test_refused(tmp_path: Path, config: dict[str, Any], words: str) -> None:

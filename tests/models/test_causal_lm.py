@@ -186,6 +186,14 @@ def test_check_catches_a_head_that_does_more(load: Callable[..., PackedCausalLM]
         model.check()
 
 
+def test_check_names_weights_that_are_not_finite(load: Callable[..., PackedCausalLM]) -> None:
+    model = load("llama")
+    with torch.no_grad():
+        model.model.model.norm.weight[3] = torch.nan
+    with pytest.raises(ModelError, match="not finite: its weights hold NaN or infinity"):
+        model.check()
+
+
 def test_check_catches_a_layer_through_which_sequences_see_each_other(load: Callable[..., PackedCausalLM]) -> None:
     class Leaky(nn.Module):
         def forward(self, hidden: Tensor) -> Tensor:

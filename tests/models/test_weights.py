@@ -189,6 +189,19 @@ def test_missing_unexpected_and_wrongly_shaped_weights_are_named_together(tmp_pa
     assert "Qwen3ForCausalLM" in message
 
 
+def test_integers_are_quantized_weights(tmp_path: Path) -> None:
+    def quantize(tensors: dict[str, Tensor]) -> None:
+        key = "model.layers.1.self_attn.q_proj.weight"
+        tensors[key] = (tensors[key] * 99).to(torch.int8)
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.float8_e4m3fn)
+
+    folder = tiny_folder(tmp_path, "llama")
+    rewrite(folder, quantize)
+    said = "quantized: lm_head.weight is float8_e4m3fn, model.layers.1.self_attn.q_proj.weight is int8"
+    with pytest.raises(ModelError, match=said):
+        filled(folder)
+
+
 @pytest.mark.parametrize("part", ["w1", "w2", "w3"])
 def test_a_missing_expert_is_found(tmp_path: Path, part: str) -> None:
     folder = tiny_folder(tmp_path, "mixtral")

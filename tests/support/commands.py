@@ -113,7 +113,7 @@ def gone(pids: Sequence[int], within_s: float = 10) -> bool:
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     """Every path below a folder with its size and time of change; empty if there is none."""
     return {
-        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        str(path.relative_to(folder)): (path.lstat().st_size, path.lstat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))
     }
 

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from engines.errors import NO_URLS, LaunchError
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -41,18 +41,30 @@ class Config(BaseModel):
     def _no_number_from_a_bool(cls, value: Any, info: ValidationInfo) -> Any:
         """Python counts True as 1, and `steps: true` as one step."""
         annotation = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+        values = value if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(one, bool) for one in values) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("must not be true or false")
         return value
 
 
-def _no_url(path: str) -> str:
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Bytes, of all file systems in use."""
+
+
+def _local_path(path: str) -> str:
     if "://" in path:
         raise ValueError(f"must not be a URL: {NO_URLS[0].lower()}{NO_URLS[1:]}")
+    if not path.strip():
+        raise ValueError("must name a path")
+    name = max(os.fsencode(path).split(b"/"), key=len)
+    if "\0" in path or len(name) > LONGEST_NAME or len(os.fsencode(path)) > LONGEST_PATH:
+        raise ValueError(f"no file can be called that: a name has at most {LONGEST_NAME} bytes, none of them 0")
+    if path.startswith("~") and os.path.expanduser(path) == path:
+        raise ValueError(f"there is no user {path[1:].partition('/')[0]!r}")
     return path
 
 
-LocalPath = Annotated[str, AfterValidator(_no_url)]
+LocalPath = Annotated[str, AfterValidator(_local_path)]
 """A file or folder of a file system; all ranks see the same."""
 
 
@@ -86,16 +98,16 @@ class OptimizerConfig(Config):
     """Gradients are multiplied by min(1, clip_grad / (grad_norm + 1e-6)); null: never."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up: constant, or linear or cosine to 0 at the last step."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Step k <= warmup_steps uses lr * k / warmup_steps."""
 
 
 class EngineConfig(Config):
     """What all engines share; a plugin's own config class adds its fields to these."""
 
-    strategy: str | None = None
+    strategy: Annotated[str, Field(min_length=1)] | None = None
     """The backend, as `engines list` shows it; `backend@distribution` picks an owner; null: the best available."""
-    device: str | None = None
+    device: Annotated[str, Field(min_length=1)] | None = None
     """Device name; null: ENGINES_DEVICE, else the best device that is present and that the backend supports."""
     micro_batch_size: Positive | None = None
     """Samples per micro-batch and data-parallel rank."""
@@ -117,7 +129,9 @@ class EngineConfig(Config):
     moe_aux_loss_coefficient: Annotated[float, Field(ge=0, allow_inf_nan=False)] = needs(
         "moe_aux_loss", 0.0, "Weight of the routers' load-balancing loss, whatever the model's config says."
     )
-    lora_rank: Annotated[int, Field(ge=0)] = needs("lora", 0, "Rank of LoRA adapters; 0: train all weights.")
+    lora_rank: Annotated[int, Field(ge=0, lt=2**31)] = needs(
+        "lora", 0, "Rank of LoRA adapters; 0: train all weights."
+    )
 
     @model_validator(mode="after")
     def _one_batching_rule(self) -> EngineConfig:

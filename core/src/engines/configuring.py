@@ -39,6 +39,8 @@ def _fault(model: type[BaseModel], fault: Any, where: str) -> str:
         return f"{key}: unknown key.{hint or ' Known keys: ' + ', '.join(sorted(known)) + '.'}"
     if fault["type"] == "missing":
         return f"{key}: is required, and missing"
+    if fault["type"] == "model_type":
+        return f"{key}: must hold keys of its own, got {given!r}"
     message = fault["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
     if isinstance(given, Mapping | BaseModel) and fault["type"] == "value_error":
         return f"{key}: {message}"

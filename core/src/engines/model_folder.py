@@ -33,8 +33,8 @@ def read_object(file: Path) -> dict[str, Any]:
 def parse_object(contents: bytes, file: Path) -> dict[str, Any]:
     """The JSON object that `file` held when its `contents` were read. Raises `ModelError` if it isn't one."""
     try:
-        data = json.loads(contents)
-    except ValueError as cause:
+        data = json.loads(contents.decode())  # UTF-8 without a mark, as transformers reads it
+    except (ValueError, RecursionError) as cause:
         raise ModelError(f"{file} is not JSON: {cause}") from cause
     if not isinstance(data, dict):
         raise ModelError(f"{file} holds {type(data).__name__}, not an object")

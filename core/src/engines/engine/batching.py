@@ -31,14 +31,23 @@ class Pass:
     """Target tokens over all data-parallel ranks."""
 
 
-def prepare_pass(batch: Batch, loss: Loss | None, config: EngineConfig, rules: MicroBatchRules, ranks: Ranks) -> Pass:
+def prepare_pass(
+    batch: Batch,
+    loss: Loss | None,
+    config: EngineConfig,
+    rules: MicroBatchRules,
+    ranks: Ranks,
+    vocab_size: int | None,
+) -> Pass:
     """Plan micro-batches, agree on their number, reduce denominators: one collective over data-parallel ranks.
 
-    Raises `BatchError` on all of them alike if the batch of any is not fit for the loss or the limits.
+    `vocab_size`: the model's, if it is known. Raises `BatchError` on all of them alike if the batch of any is not fit
+    for the model, the loss or the limits.
     """
     plan, sums, error = None, {}, None
     names = sorted(loss.coefficients) if loss is not None else []
     try:
+        _check_tokens(batch, vocab_size)
         if loss is not None:
             _check_fields(batch, loss)
             sums = _denominators(batch, loss)
@@ -72,6 +81,22 @@ def _plan(batch: Batch, config: EngineConfig, rules: MicroBatchRules, count: int
         count=count,
         groups=batch.groups,
     )
+
+
+def _check_tokens(batch: Batch, vocab_size: int | None) -> None:
+    ids = batch["input_ids"]
+    if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
+        raise BatchError(f"input_ids must be int64 [total_tokens], got {ids.dtype} {tuple(ids.shape)}")
+    if vocab_size is None or not len(ids):
+        return
+    lowest, highest = (int(value) for value in ids.aminmax())
+    if lowest < 0 or highest >= vocab_size:
+        index = int(((ids < 0) | (ids >= vocab_size)).nonzero()[0])
+        sequence = int((batch.cu_seqlens <= index).sum()) - 1
+        raise BatchError(
+            f"sequence {sequence} holds token id {int(ids[index])}, outside the model's vocabulary of {vocab_size}",
+            "Were they made with this model's tokenizer?",
+        )
 
 
 def _check_fields(batch: Batch, loss: Loss) -> None:

@@ -356,7 +356,7 @@ class Engine:
 
     def _prepare(self, batch: Batch, loss: Loss | None, *, forward_only: bool) -> Pass:
         rules = self._hook.micro_batch_rules(forward_only=forward_only)
-        return prepare_pass(batch, loss, self._ctx.config, rules, self.ranks)
+        return prepare_pass(batch, loss, self._ctx.config, rules, self.ranks, self._files.vocab_size)
 
     def _metrics(self, results: list[MicroResult] | None, done: Pass, bound: StepLoss | None) -> dict[str, Any]:
         sums, metrics = reduce_results(results, sorted(done.denominators), self.ranks)

@@ -30,7 +30,7 @@ def build_causal_lm(
     """
     config = _config(Path(path))
     attention.register()
-    model = _model(config, dtype, torch.device(device))
+    model = _model(Path(path), config, dtype, torch.device(device))
     _refuse(model)
     return PackedCausalLM(model)
 
@@ -48,13 +48,15 @@ def _config(path: Path) -> Any:
         raise ModelError(
             f"{path}/config.json has model_type {kind!r}, which transformers cannot build: {cause}", _REMEDY
         ) from cause
+    except Exception as cause:
+        raise _unbuildable(path, cause) from cause
     config.use_cache = False
     if hasattr(config, "output_router_logits"):
         config.output_router_logits = False  # with it a model adds its auxiliary loss by itself
     return config
 
 
-def _model(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def _model(path: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
@@ -66,6 +68,17 @@ def _model(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
         raise ModelError(
             f"transformers builds no causal language model of type {config.model_type!r} here: {cause}", _REMEDY
         ) from cause
+    except Exception as cause:
+        raise _unbuildable(path, cause) from cause
+
+
+def _unbuildable(path: Path, cause: Exception) -> ModelError:
+    """For values that a model's own code stumbles over, each in its way: KeyError, ZeroDivisionError, ..."""
+    reason = " ".join(str(cause).split())
+    return ModelError(
+        f"transformers builds no model from {path}/config.json: {type(cause).__name__}: {reason}",
+        "Restore the config.json that the weights were saved with.",
+    )
 
 
 def _refuse(model: Any) -> None:

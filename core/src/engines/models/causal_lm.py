@@ -120,6 +120,11 @@ class PackedCausalLM(nn.Module):
         theirs = torch.cat([self._plain_log_probs(ids) for ids in batch["input_ids"].split(batch.lengths)])
         self.train(training)
         assert ours is not None
+        if not theirs.isfinite().all():
+            raise ModelError(
+                "the model's own log-probabilities are not finite: its weights hold NaN or infinity, or overflow",
+                "Load other weights (model.path).",
+            )
         # the mean, since in low precision a single token may go to another expert
         difference = (ours - theirs).abs().mean().item()
         if not difference <= (1e-3 if weight.dtype == torch.float32 else 0.25):

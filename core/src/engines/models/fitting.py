@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.errors import ModelError
 from engines.models.conversion import WeightSource
+
+if TYPE_CHECKING:
+    from engines.weights import WeightsReader
 
 Plan = dict[str, WeightSource]
 """Where each weight of a model comes from, by its name."""
@@ -36,11 +40,13 @@ def check_fit(
     unexpected: Iterable[str],
     *,
     model: str,
-    path: Path,
+    folder: WeightsReader,
+    used: Iterable[str],
 ) -> None:
     """Raise one `ModelError` with all that does not fit.
 
-    `shapes`: what the model `model` needs; `unexpected`: names at `path` that are of no use to it.
+    `shapes`: what the model `model` needs; `used`, `unexpected`: names in `folder` that are of use to it, and those
+    of none.
     """
     unexpected = sorted(name for name in unexpected if not _BUFFERS.search(name))
     missing = [name for name in shapes if name not in plan]
@@ -49,14 +55,16 @@ def check_fit(
         for name, shape in shapes.items()
         if name in plan and plan[name].shape != shape
     ]
-    faults = [
-        f"{fault}: {_some(names)}"
-        for fault, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", reshaped))
-        if names
+    quantized = [
+        f"{name} is {str(dtype).removeprefix('torch.')}"
+        for name in sorted(used)
+        if not (dtype := folder.dtype(name)).is_floating_point or dtype.itemsize == 1
     ]
+    kinds = {"missing": missing, "unexpected": unexpected, "wrong shape": reshaped, "quantized": quantized}
+    faults = [f"{fault}: {_some(names)}" for fault, names in kinds.items() if names]
     if faults:
         raise ModelError(
-            f"{path}: the weights do not fit the {model} of config.json; {'; '.join(faults)}",
+            f"{folder.path}: the weights do not fit the {model} of config.json; {'; '.join(faults)}",
             "Were config.json and the weights saved together, by save_pretrained of a causal language model?",
         )
 

@@ -34,7 +34,8 @@ def load_plan(model: Any, folder: WeightsReader) -> dict[str, WeightSource]:
         {name: tuple(weight.shape) for name, weight in weights.items()},
         (key for key in unexpected if not any(re.search(pattern, key) for pattern in ignored)),
         model=type(model).__name__,
-        path=folder.path,
+        folder=folder,
+        used=(key for sources in groups.values() for key in sources.all_keys()),
     )
     return {name: plan[name] for name in weights}
 

@@ -32,14 +32,22 @@ def read_layers(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> d
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    layers = [_read_file(Path(file)) for file in files]
+    layers = [(str(file), _read_file(Path(file))) for file in files]
     for override in overrides:
         try:
-            layers.append(OmegaConf.from_dotlist([override]))
-        except (OmegaConfBaseException, YAMLError) as error:
+            layers.append((override, OmegaConf.from_dotlist([override])))
+        except (OmegaConfBaseException, YAMLError, ValueError) as error:
             raise ConfigError(f"{override}: {_first_line(error)}", "Overrides are spelt key=value.") from None
+    whole: Any = OmegaConf.create({})
+    for name, layer in layers:
+        try:
+            whole = OmegaConf.merge(whole, layer)
+        except TypeError:
+            raise ConfigError(f"{name}: a list and keys of one's own can't be laid over each other") from None
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{name}: {_first_line(error)}") from None
     try:
-        merged = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True, throw_on_missing=True)
+        merged = OmegaConf.to_container(whole, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{', '.join(map(str, files))}: {_first_line(error)}") from None
     assert isinstance(merged, dict)
@@ -48,15 +56,20 @@ def read_layers(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> d
 
 def _read_file(file: Path) -> Any:
     from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder, not a recipe file")
     if not file.is_file():
         others = sorted(path.name for path in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
         found = f"{file.parent} holds {', '.join(others)}." if others else None
         raise ConfigError(f"there is no recipe file {file}", found)
     try:
         layer = OmegaConf.load(file)
-    except (YAMLError, UnicodeDecodeError, OSError) as error:
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{file}: {_first_line(error)}") from None
+    except (YAMLError, ValueError, OSError) as error:
         raise ConfigError(f"{file} is not YAML: {error}") from None
     if not isinstance(layer, DictConfig):
         raise ConfigError(f"{file} holds a list, not the keys of a recipe")

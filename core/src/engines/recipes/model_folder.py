@@ -30,7 +30,7 @@ class ModelFolder:
     @property
     def has_chat_template(self) -> bool:
         """Whether the tokenizer comes with a chat template, in a file of its own or in its config."""
-        if (self.path / "chat_template.jinja").is_file() or (self.path / "chat_template.json").is_file():
+        if (self.path / "chat_template.jinja").is_file():
             return True
         config = self.path / "tokenizer_config.json"
         return config.is_file() and bool(read_object(config).get("chat_template"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,11 @@ class ModelFiles:
             read_config(self.path)  # which says what is wrong with the folder
             raise ModelError(f"{self.path / CONFIG} was not there when the model was loaded")
         return parse_object(self.contents[CONFIG], self.path / CONFIG)
+
+    @cached_property
+    def vocab_size(self) -> int | None:
+        """Rows of the embedding; None where config.json, or there being none, doesn't say it."""
+        config = self.config() if CONFIG in self.contents else {}
+        text = config.get("text_config")
+        found = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+        return found if isinstance(found, int) else None

@@ -19,25 +19,24 @@ def tokenize_conversation(tokenizer: Any, record: Record) -> tuple[list[int], li
     turn is found by rendering the conversation up to it and through it: both must be beginnings of the whole.
     Raises `DataError` for a template that changes earlier turns, or that refuses the conversation.
     """
-    from jinja2 import TemplateError
-
-    messages = record.fields["messages"]
-    template = tokenizer.get_chat_template()
     try:
-        if _GENERATION.search(template):
-            return _follow_markers(tokenizer, messages)
-        text, turns = _find_turns(tokenizer, record)
-    except TemplateError as error:
-        raise record.fault(f"the tokenizer's chat template refuses this conversation: {error}") from None
+        template = tokenizer.get_chat_template()
+    except ValueError as error:  # none, or several and none of them is the default
+        raise record.fault(f"the tokenizer has no chat template to render it with: {error}") from error
+    if _GENERATION.search(template):
+        return _follow_markers(tokenizer, record)
+    text, turns = _find_turns(tokenizer, record)
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return list(encoding["input_ids"]), _mark(encoding["offset_mapping"], turns)
 
 
-def _follow_markers(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[list[int], list[bool]]:
-    encoding = tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
-    return list(encoding["input_ids"]), [bool(value) for value in encoding["assistant_masks"]]
+def _follow_markers(tokenizer: Any, record: Record) -> tuple[list[int], list[bool]]:
+    how = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+    encoding = _apply(tokenizer, record, record.fields["messages"], how)
+    mask = [bool(value) for value in encoding["assistant_masks"]]
+    if not any(mask) and any(m["content"] for m in record.fields["messages"] if m["role"] == "assistant"):
+        raise record.fault("the tokenizer's chat template marks nothing of it as the assistant's ({% generation %})")
+    return list(encoding["input_ids"]), mask
 
 
 def _find_turns(tokenizer: Any, record: Record) -> tuple[str, list[tuple[int, int]]]:
@@ -45,7 +44,7 @@ def _find_turns(tokenizer: Any, record: Record) -> tuple[str, list[tuple[int, in
     messages = record.fields["messages"]
 
     def render(count: int, *, ask: bool) -> str:
-        return str(tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=ask))
+        return str(_apply(tokenizer, record, messages[:count], {"tokenize": False, "add_generation_prompt": ask}))
 
     if messages[0]["role"] == "assistant":
         raise record.fault("message 1 is the assistant's, and answers to nothing; begin with system or user")
@@ -57,8 +56,21 @@ def _find_turns(tokenizer: Any, record: Record) -> tuple[str, list[tuple[int, in
         before, through = render(index, ask=True), render(index + 1, ask=False)
         if not through.startswith(before) or not whole.startswith(through):
             raise _unstable(record, index + 1)
+        if through == before and message["content"]:
+            raise record.fault(f"the tokenizer's chat template renders nothing of message {index + 1}")
         turns.append((len(before), _end_of_turn(through, tokenizer.eos_token)))
     return whole, turns
+
+
+def _apply(tokenizer: Any, record: Record, messages: list[dict[str, str]], how: dict[str, bool]) -> Any:
+    """Render with the chat template, which is a program: it may say that it won't, or divide by zero."""
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(messages, **how)
+    except Exception as error:
+        reason = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        raise record.fault(f"the tokenizer's chat template refuses this conversation: {reason}") from error
 
 
 def _end_of_turn(through: str, eos: str | None) -> int:

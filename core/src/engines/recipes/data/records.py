@@ -65,6 +65,8 @@ def check_form(record: Record) -> Kind:
 
 
 def _raw_records(path: Path) -> Iterator[Record]:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder, not a data file")
     if not path.is_file():
         raise DataError(f"there is no data file {path}")
     match path.suffix:
@@ -83,10 +85,10 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
                 continue
             place = f"{path}, line {number}"
             try:
-                fields = json.loads(line)
+                fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError as error:
                 raise DataError(f"{place}: not UTF-8: {error.reason} at byte {error.start}") from None
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{place}: broken JSON: {error}") from None
             if not isinstance(fields, dict):
                 raise DataError(f"{place}: a record is an object, got {_shown(fields)}")
@@ -104,7 +106,7 @@ def _read_parquet(path: Path) -> Iterator[Record]:
                 for row in batch.to_pylist():
                     number += 1
                     yield Record(f"{path}, row {number}", _without_nulls(row))
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
         raise DataError(f"{path} is not a Parquet file that can be read: {error}") from None
 
 

@@ -19,9 +19,9 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(f"{folder}: the tokenizer can't be loaded: {error}") from error
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of whatever kind: the library for fast tokenizers raises Exception itself
+        raise ModelError(f"{folder}: the tokenizer can't be loaded: {type(error).__name__}: {error}") from error
 
 
 def tokenize_with(tokenizer: Any) -> Tokenize:

@@ -15,6 +15,8 @@ from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.store import CheckpointStore, checkpoint_number
 from engines.errors import CheckpointError, ConfigError, did_you_mean
 
+_ELSEWHERE = "Move it away, or choose another trainer.output_dir."
+
 
 @dataclass(frozen=True)
 class Start:
@@ -103,13 +105,17 @@ class OutputFolder:
         ]
 
     def finished_step(self) -> int | None:
-        """Steps of the finished run that lies here, if one does."""
+        """Steps of the finished run that lies here, if one does. Raises `ConfigError` where run.json is damaged."""
         try:
             info = json.loads(self.run.read_bytes())
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
-        finished = isinstance(info, dict) and info.get("finished")
-        return int(info["steps"]) if finished else None
+        finished = isinstance(info, dict) and info.get("finished") is True
+        if not finished:
+            return None
+        if type(info.get("steps")) is not int:
+            raise ConfigError(f"{self.run} is damaged: it names no number of steps", _ELSEWHERE)
+        return int(info["steps"])
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Write run.json, whole or not at all."""
@@ -134,9 +140,17 @@ class OutputFolder:
         """Raise `ConfigError` if it isn't a folder, or can't become one, in which files can be made."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"trainer.output_dir: {self.path} is a file, not a folder")
+        if self.path.is_symlink() and not self.path.exists():
+            raise ConfigError(f"trainer.output_dir: {self.path} is a link that leads nowhere")
         existing = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"trainer.output_dir: {self.path} can't be written, since {existing} can't")
+        for file in (self.metrics, self.run, self.recipe, self.chart):
+            if file.is_dir():
+                raise ConfigError(f"{file} is a folder, where the run would write a file", _ELSEWHERE)
+        for folder in (self.checkpoints, self.trace):
+            if folder.exists() and not folder.is_dir():
+                raise ConfigError(f"{folder} is a file, where the run would make a folder", _ELSEWHERE)
 
     def check_export(self) -> None:
         """Raise `ConfigError` if the export at the end would have to delete what isn't a model."""

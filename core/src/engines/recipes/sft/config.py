@@ -95,9 +95,9 @@ class TrainerConfig(Config):
 class LaunchConfig(Config):
     """Processes. Under torchrun it decides on their number, and nproc is not used."""
 
-    nproc: Positive = 1
+    nproc: Annotated[int, Field(ge=1, le=4096)] = 1
     """Processes to start on this machine; one per device on accelerators."""
-    timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 600
+    timeout_s: Annotated[float, Field(ge=1, le=10**8, allow_inf_nan=False)] = 600
     """A rank that others have waited for so long, in seconds, ends the run."""
 
 

@@ -49,7 +49,7 @@ def load_plan(reader: WeightsReader, architecture: Architecture, model_type: str
     if SCORE not in plan:
         shapes.pop(SCORE, None)
     kind = f"{architecture.model_type} {model_type.replace('_', ' ')}"
-    check_fit(plan, shapes, stored - used, model=kind, path=reader.path)
+    check_fit(plan, shapes, stored - used, model=kind, folder=reader, used=used)
     return plan
 
 
