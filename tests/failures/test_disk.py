@@ -49,9 +49,8 @@ def test_a_line_of_metrics_without_room_is_not_begun(tmp_path: Path) -> None:
         assert [line["step"] for line in read_metrics(disk.path / "metrics.jsonl")] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "background", [pytest.param(False, id="sync"), pytest.param(True, id="async", marks=pytest.mark.more)]
-)
+@pytest.mark.more
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "async"])
 def test_a_run_that_goes_on_without_checkpoints(work: Path, disk: SmallDisk, background: bool) -> None:
     """With on_save_error=continue: each save that fails is said and leaves nothing; the first that can succeeds."""
     out = work / "out"
@@ -75,9 +74,9 @@ def test_a_run_that_goes_on_without_checkpoints(work: Path, disk: SmallDisk, bac
 
     command.when(lambda: latest() > 0)
     ranks, folder = command.ranks(), disk.path / "checkpoints"
+    survives(lambda: folder.rename(disk.path / "away"), folder.mkdir)
     survives(lambda: disk.fill(ranks), lambda: disk.make_room(ranks))
     survives(lambda: folder.chmod(0o500), lambda: folder.chmod(0o700))
-    survives(lambda: folder.rename(disk.path / "away"), folder.mkdir)
     command.process.send_signal(signal.SIGTERM)
     code, output = command.finish()
     assert code == 143, output

@@ -17,6 +17,7 @@ SHORT, LONG = 600, 60
 LITTLE = 8 * 2**20
 
 
+@pytest.mark.more
 def test_a_rank_out_of_memory_is_named_first(work: Path) -> None:
     """Its address space may grow no more; the step that needs more ends the run, and says why in one message."""
     records = [{"input_ids": [1, 2, 3]}] * SHORT + [{"input_ids": [k % 256 for k in range(250)]}] * LONG
