@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from engines.cli.main import main
+from engines.registry import registry
+from engines.testing.reference import REFERENCE
 from engines.testing.tiny import tiny_folder
 from engines.verifying.numbers import TOLERANCES
 from support.faulty_engines import install_faulty_engines
@@ -130,6 +132,13 @@ def test_a_named_engine_that_refuses_the_model(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().err
     assert "Error: megatron can't do what is asked for:\n  megatron at single, dp2, tp2," in said
     assert "gpt2" in said
+
+
+def test_an_engine_that_exports_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_folder(tmp_path, "llama")
+    with registry.registered(**{**REFERENCE, "backend": "mute", "capabilities": ()}):
+        assert main(["verify", "--engine", "mute", "--model", str(model)]) == 2
+    assert "mute at single: needs export, which it doesn't declare" in capsys.readouterr().err
 
 
 @pytest.mark.more

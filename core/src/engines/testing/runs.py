@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from engines.batch import Batch
 from engines.losses import SFTLoss
 from engines.testing.explaining import scaled
-from engines.testing.plain import Run, Sample
+from engines.testing.plain import Run, Sample, saved_weights
+from engines.testing.reference.model import load_model
 from engines.worker import TrainingWorker
 
 OPTIMIZER = {"lr": 1e-3, "eps": 1e-4, "clip_grad": 1.0}
@@ -53,10 +57,27 @@ def train_with_worker(
 
 
 def weights_of(worker: TrainingWorker) -> dict[str, Tensor]:
-    """Full tensors on the CPU by their Hugging Face names; all ranks call it."""
+    """Full tensors on the CPU by their Hugging Face names; all ranks call it. Of an engine that doesn't declare
+    `export`, those of its checkpoint, which every engine writes.
+    """
+    if "export" not in worker.selection.capabilities:
+        return _saved_weights(worker)
     stream, adapter = worker.engine.get_per_tensor_param()
     assert adapter is None
     return {name: tensor.to("cpu", copy=True) for name, tensor in stream}
+
+
+def _saved_weights(worker: TrainingWorker) -> dict[str, Tensor]:
+    folder = [tempfile.mkdtemp() if worker.rank == 0 else None]
+    dist.broadcast_object_list(folder)
+    path = Path(str(folder[0])) / "weights"
+    worker.save_checkpoint(path)
+    try:
+        return saved_weights(load_model(str(path), worker.selection.model_type))
+    finally:
+        dist.barrier()
+        if worker.rank == 0:
+            rmtree(path.parent)
 
 
 def assert_counts_agree(metrics: Mapping[str, Any], samples: Sequence[Sample]) -> None:

@@ -46,8 +46,10 @@ class Contender:
         return found
 
     def lacking(self, layout: Layout) -> list[str]:
-        """The capabilities that a layout needs, and the engine doesn't declare."""
-        return sorted(layout.needs - self.subject.capabilities)
+        """The capabilities that a run at a layout needs, and the engine doesn't declare: weights are compared as it
+        exports them.
+        """
+        return sorted((layout.needs | {"export"}) - self.subject.capabilities)
 
 
 def find_contenders(words: Sequence[str], device: str | None) -> tuple[list[Contender], list[Refusal]]:
