@@ -18,13 +18,13 @@ from support.commands import Command, gone, read_jsonl, read_lines, recipe, run,
 from support.kills import STEPS_PER_KILL, Killer, exact, export, kill_seed
 
 KILLS = 5
-STEPS = 6 + KILLS * STEPS_PER_KILL
+STEPS = 4 + KILLS * STEPS_PER_KILL
 TRAINER: dict[str, Any] = {"steps": STEPS, "save_every": 3, "keep": 2}
 
 
 @pytest.mark.timeout(900)
 def test_a_run_and_every_interruption_of_it(work: Path) -> None:
-    """One run straight through; another stopped by SIGTERM, and killed five times at random moments."""
+    """One run straight through; another killed five times at random moments."""
     out = work / "out"
     file = recipe(
         work,
@@ -47,7 +47,7 @@ def test_a_run_and_every_interruption_of_it(work: Path) -> None:
 
     other = work / "interrupted"
     arguments = (file, "optimizer.weight_decay=0.1", f"trainer.output_dir={other}", "trainer.loggers=[]")
-    stop((*arguments, "trainer.async_save=true"), other, signal.SIGTERM, at_step=2)
+    arguments = (*arguments, "trainer.trace=false")
     killer = Killer(arguments, other, kill_seed())
     for _ in range(KILLS):
         killer.kill()
@@ -103,27 +103,24 @@ def check_files(out: Path) -> None:
     assert resolved["optimizer"]["betas"] == [0.9, 0.999], "a default"
 
 
-def stop(arguments: tuple[Any, ...], out: Path, signum: signal.Signals, at_step: int) -> None:
-    """A signal to the launcher: the run finishes its step and says what is saved."""
-    command = Command(*arguments)
-    command.when(lambda: len(read_lines(out / "metrics.jsonl")) >= at_step)
+@pytest.mark.more
+@pytest.mark.parametrize("saves", [True, False])
+def test_ctrl_c(work: Path, saves: bool) -> None:
+    """The run finishes its step, saves if it shall, and says what is saved."""
+    out = work / "out"
+    file = recipe(work, trainer={**TRAINER, "save_on_exit": saves}, launch={"nproc": 2})
+    command = Command(file)
+    command.when(lambda: len(read_lines(out / "metrics.jsonl")) >= 4)
     ranks = command.ranks()
-    assert len(ranks) == 2
-    command.process.send_signal(signum)
+    command.process.send_signal(signal.SIGINT)
     code, output = command.finish()
-    assert code == 128 + signum, output
+    assert code == 130, output
     steps = len(read_jsonl(out / "metrics.jsonl"))
-    saved = steps - steps % 3 if "trainer.save_on_exit=false" in arguments else steps
+    saved = steps if saves else steps - steps % 3
     assert OutputFolder(out).steps()[-1] == saved
     assert f"stopped after step {steps}; step {saved} is saved" in output
     assert not (out / "export").exists()
     assert gone(ranks, within_s=0)
-
-
-@pytest.mark.more
-def test_ctrl_c_without_saving(work: Path) -> None:
-    file = recipe(work, trainer=TRAINER, launch={"nproc": 2})
-    stop((file, "trainer.save_on_exit=false"), work / "out", signal.SIGINT, at_step=4)
 
 
 @pytest.mark.more
