@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 
 import click
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import engines
 from documenting import ROOT
 from documenting.capabilities import settings_classes
+from documenting.clauses import SHOWN_ON
 from documenting.commands import every_command
 from engines.capabilities import CAPABILITIES
 from engines.config import EngineConfig
@@ -82,6 +84,17 @@ def test_each_capability_that_a_setting_needs_is_a_word() -> None:
 def test_each_public_name_is_spoken_of() -> None:
     prose = "\n".join(BY_HAND.values())
     assert not lacking(set(engines.__all__), prose)
+
+
+def test_each_public_name_has_its_docstring_on_the_site() -> None:
+    reference = "\n".join(page.read_text() for page in ROOT.glob("docs/api/*.md"))
+    assert lacking(set(engines.__all__), reference) == {"EnginesError"}, "its tree is in troubleshooting.md"
+
+
+def test_what_the_site_shows_is_there() -> None:
+    """mkdocstrings leaves out without a word what it doesn't find."""
+    shown = [name.rpartition(".") for name in SHOWN_ON]
+    assert not [f"{home}.{name}" for home, _, name in shown if not hasattr(import_module(home), name)]
 
 
 @pytest.mark.parametrize("owner", [engines.Engine, engines.TrainingWorker], ids=lambda owner: owner.__name__)
