@@ -137,3 +137,43 @@ def test_convert_refuses_before_it_reads(out: Path, tmp_path: Path, capsys: Any)
     (target / "notes.txt").touch()
     code, said = say(capsys, "convert", step, target)
     assert code == 2 and f"{target} already holds something" in said
+
+
+@pytest.mark.parametrize("command", ["list", "show", "verify", "convert"])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("", "must name a path"),
+        ("a" * 300, "no file can be called that"),
+        ("a/" * 3000, "no file can be called that"),
+        ("a\0b", "no file can be called that"),
+        ("~nobody0/out", "there is no user 'nobody0'"),
+        ("s3://bucket/out", "is a URL"),
+        ("loop", "loop"),
+        ("recipe.yaml", "recipe.yaml"),
+    ],
+)
+def test_paths_that_are_none(
+    command: str, path: str, said: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "recipe.yaml").touch()
+    before = snapshot(tmp_path)
+    code, message = say(capsys, command, path, *(["model"] if command == "convert" else []))
+    assert code == 2 and message.startswith("Error: ") and said in message
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\0", b"[]", b"[" * 100_000, b'{"format": [1]}', None])
+def test_a_manifest_of_something_else(content: bytes | None, out: Path, capsys: Any) -> None:
+    """Whatever it is, even a folder, it is named, and nothing else is wrong."""
+    manifest = out / "checkpoints/step-20/manifest.json"
+    manifest.unlink()
+    manifest.write_bytes(content) if content is not None else manifest.mkdir()
+    code, message = say(capsys, "verify", out)
+    assert code == (1 if content is not None else 0)
+    assert "step-5   whole" in message and "step-20/manifest.json" in message.replace("step-20 has no m", "step-20/m")
+    code, message = say(capsys, "show", manifest.parent)
+    assert code == 2 and "manifest.json" in message
+    assert say(capsys, "show", out)[1].startswith(f"{out}/checkpoints/step-5: step 5")

@@ -134,7 +134,7 @@ PATHS: dict[str, Row] = {
         ["output_dir: no file can be called that"],
     ),
     "nobody's home": (nothing, ["trainer.output_dir=~nobody0/x"], ["trainer.output_dir: there is no user 'nobody0'"]),
-    "no strategy": (nothing, ["engine.strategy=''"], ["engine.strategy: string should have at least 1 character"]),
+    "no strategy": (nothing, ["engine.strategy=''"], ['"" names no backend']),
     "no device": (nothing, ["engine.device=''"], ["engine.device: string should have at least 1 character"]),
     "output a loop": (link("out", "out"), [], ["trainer.output_dir: ", "out is a link that leads nowhere"]),
     "output leads nowhere": (link("out", "absent/out"), [], ["out is a link that leads nowhere"]),

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from engines.durable import why_no_path
 from engines.errors import NO_URLS, LaunchError
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -47,20 +48,11 @@ class Config(BaseModel):
         return value
 
 
-LONGEST_NAME, LONGEST_PATH = 255, 4095
-"""Bytes, of all file systems in use."""
-
-
 def _local_path(path: str) -> str:
     if "://" in path:
         raise ValueError(f"must not be a URL: {NO_URLS[0].lower()}{NO_URLS[1:]}")
-    if not path.strip():
-        raise ValueError("must name a path")
-    name = max(os.fsencode(path).split(b"/"), key=len)
-    if "\0" in path or len(name) > LONGEST_NAME or len(os.fsencode(path)) > LONGEST_PATH:
-        raise ValueError(f"no file can be called that: a name has at most {LONGEST_NAME} bytes, none of them 0")
-    if path.startswith("~") and os.path.expanduser(path) == path:
-        raise ValueError(f"there is no user {path[1:].partition('/')[0]!r}")
+    if fault := why_no_path(path):
+        raise ValueError(fault)
     return path
 
 

@@ -19,6 +19,9 @@ from engines.errors import NO_URLS, EnginesError
 _LARGE = 2**20
 """Bytes of a chunk that is worth a second thread."""
 
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Bytes, of all file systems in use."""
+
 Purpose = Literal["tmp", "replaced", "removed"]
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<purpose>tmp|replaced|removed)-[0-9a-f]{8}")
 
@@ -52,10 +55,24 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
     return Written(size, digest.hexdigest())
 
 
+def why_no_path(path: str) -> str | None:
+    """Why nothing on a disk can be called that; None: it can."""
+    name = max(os.fsencode(path).split(b"/"), key=len)
+    if not path.strip():
+        return "must name a path"
+    if "\0" in path or len(name) > LONGEST_NAME or len(os.fsencode(path)) > LONGEST_PATH:
+        return f"no file can be called that: a name has at most {LONGEST_NAME} bytes, none of them 0"
+    if path.startswith("~") and os.path.expanduser(path) == path:
+        return f"there is no user {path[1:].partition('/')[0]!r}"
+    return None
+
+
 def local_folder(path: str | Path, *, error: type[EnginesError]) -> Path:
-    """`path`, unless it is a URL, which is refused rather than made into a folder of that name."""
+    """`path`, unless it is a URL, which is refused rather than made into a folder of that name, or can't be one."""
     if "://" in str(path):
         raise error(f"{path} is a URL; only folders of a (shared) file system can be written and read", NO_URLS)
+    if fault := why_no_path(os.fspath(path)):
+        raise error(f"{str(path)[:LONGEST_NAME]!r}: {fault}")
     return Path(path)
 
 

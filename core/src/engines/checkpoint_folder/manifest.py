@@ -171,7 +171,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise CheckpointError(f"there is no checkpoint {folder}")
     file = folder / MANIFEST
-    if not file.exists():
+    if not file.is_file():
         raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}")
     data = strict_json.read(file)
     if not isinstance(data, dict) or "format" not in data:

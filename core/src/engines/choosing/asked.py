@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engines.devices import DEVICE_VARIABLE, DeviceSpec, named_device
 from engines.discovery import Broken
+from engines.errors import ConfigError
 from engines.selection import Candidate
 
 
@@ -44,8 +45,13 @@ class Asked:
 
 
 def ask(model_type: str, backend: str | None, device: str | None, configured: str | None) -> Asked:
-    """Put a request into words: split `backend@distribution`, and find who names the device."""
-    word, _, owner = (backend or "").partition("@")
+    """Put a request into words: split `backend@distribution`, and find who names the device.
+
+    Raises `ConfigError` where one side of the @, or all, is empty.
+    """
+    word, at, owner = (backend or "").partition("@")
+    if backend is not None and (not word or (at and not owner)):
+        raise ConfigError(f'"{backend}" names no backend', "Write BACKEND or BACKEND@DISTRIBUTION, or leave it out.")
     by, name = next(
         (
             (by, name)

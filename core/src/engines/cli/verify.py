@@ -26,7 +26,7 @@ import click
     show_default=True,
     help="Names with commas between them, as in single,tp2; auto: each that an engine declares, up to 4 processes.",
 )
-@click.option("--steps", metavar="N", type=click.IntRange(min=1), default=3, show_default=True, help="Of training.")
+@click.option("--steps", metavar="N", type=click.IntRange(1, 9999), default=3, show_default=True, help="Of training.")
 @click.option("--json", "as_json", is_flag=True, help="The result as one object.")
 @click.option("--html", "page", metavar="FILE", type=click.Path(path_type=Path), help="Write a page with curves.")
 def verify(

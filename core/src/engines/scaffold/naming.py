@@ -17,6 +17,8 @@ NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 OURS = frozenset({"core", str(REFERENCE["backend"])})
 """Names of this project that no registry knows."""
+LONGEST = 64
+"""Letters of a name."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class Names:
 
 def check_names(names: Names, registry: Registry) -> None:
     """Raise ConfigError for a name that can't be one, or that somebody else has."""
-    if NAME.fullmatch(names.backend) is None:
+    if NAME.fullmatch(names.backend) is None or len(names.backend) > LONGEST:
         raise ConfigError(
             f'"{names.backend}" can\'t name a backend, a distribution and a package at once.',
-            "Use a lower-case letter, then letters and digits, in words joined by - or _.",
+            f"Use a lower-case letter, then letters and digits, in words joined by - or _, {LONGEST} in all at most.",
         )
     if owner := _owner(names, registry):
         raise ConfigError(f'"{names.backend}" is taken by {owner}.', "Choose another name.")
