@@ -31,7 +31,7 @@ def test_a_rank_out_of_memory_is_named_first(work: Path) -> None:
     code, output = command.finish()
     assert code == 1
     assert "Error: rank 1 ran out of memory (step 61): " in output
-    assert output.count("Error: ") == 1 and "Traceback" not in output, "one message"
+    assert output.count("\nError: ") == 1 and "Traceback" not in output, "one message"
     assert len(read_lines(out / "metrics.jsonl")) == SHORT // 10
     assert gone(ranks, within_s=0)
 
