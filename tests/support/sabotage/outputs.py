@@ -49,6 +49,16 @@ class TellsEntropyInBits(ReferenceEngine):
         return outputs if outputs.entropy is None else replace(outputs, entropy=outputs.entropy / math.log(2))
 
 
+class TellsValuesLate(ReferenceEngine):
+    """What a token is worth stands with the token, and not with that which it leads to."""
+
+    def forward_micro_batch(
+        self, chunk: Module, chunk_index: int, index: int, micro_batch: Batch, forward_only: bool
+    ) -> TokenOutputs:
+        outputs = super().forward_micro_batch(chunk, chunk_index, index, micro_batch, forward_only)
+        return outputs if outputs.values is None else replace(outputs, values=outputs.values.roll(-1))
+
+
 class AnswersFromCache(ReferenceEngine):
     """What it has once inferred for some tokens it says for ever."""
 

@@ -24,6 +24,8 @@ class Sabotage:
     """Whether `make test-more` runs it, and not `make test-sabotage`."""
     declares: tuple[str, ...] = ()
     """Capabilities beside the reference's."""
+    has_values: bool = False
+    """Whether it is a value model too."""
 
     @property
     def name(self) -> str:
@@ -51,6 +53,7 @@ SABOTAGES = (
     Sabotage("outputs:OffByOne", "outputs_are_aligned_and_in_order", often=True),
     Sabotage("outputs:SortsSequences", "outputs_are_aligned_and_in_order", often=True),
     Sabotage("outputs:TellsEntropyInBits", "entropy_is_that_of_the_distribution_of_each_token"),
+    Sabotage("outputs:TellsValuesLate", "a_value_model_trains_like_a_backbone_with_a_head", has_values=True),
     Sabotage("outputs:AnswersFromCache", "inference_answers_for_the_newest_weights"),
     Sabotage("outputs:SkipsFillers", "no_sequence_at_all"),
     Sabotage("outputs:GuessesLoneTokens", "sequences_of_one_token"),
@@ -123,7 +126,7 @@ def _fields(one: Sabotage) -> dict[str, Any]:
     return {
         **REFERENCE,
         "backend": one.name,
-        "model_type": "language_model",
+        "model_type": ("language_model", "value_model") if one.has_values else "language_model",
         "capabilities": capabilities,
         "config": f"{ROOM}.config:OnlyLlama",
         part: f"{ROOM}.{one.where}",

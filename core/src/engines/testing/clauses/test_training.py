@@ -177,9 +177,8 @@ def test_training_sees_what_inference_reported(
     """
     folder, settings = model(subject.family_at(some_layout)), subject.settings(some_layout, micro_batch_size=2)
     expected = plain_surrogate(folder)
-    wanted = [
-        {"loss": loss, "grad_norm": norm} for loss, norm in zip(expected.losses, expected.grad_norms, strict=True)
-    ]
+    # not their norms, which other clauses compare: clipped, gradients leave the same loss whatever they are scaled by
+    wanted = [{"loss": loss} for loss in expected.losses]
     for rank, steps in enumerate(on_ranks(some_layout, infer_then_train, folder, settings)):
         first, second = steps
         assert first["loss/gap"] < 5e-6, f"log-probabilities of training are off by {first['loss/gap']} on average"
