@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from engines import checkpoint
 from engines.checkpoint.convert import convert
@@ -76,6 +77,58 @@ def test_saved_beside_training_it_is_the_same_to_the_byte(
     assert files(tmp_path / "step-2/huggingface") == files(tmp_path / "converted")
     convert(tmp_path / "step-3", tmp_path / "last")
     assert files(tmp_path / "export") == files(tmp_path / "last")
+
+
+CHAINS: dict[str, list[tuple[int, dict[str, Any]]]] = {
+    "fsdp2, replicas to plain to one": [
+        (4, {"strategy": "fsdp2", "data_parallel_replicate_size": 2}),
+        (2, {"strategy": "fsdp2"}),
+        (1, {"strategy": "fsdp2"}),
+    ],
+    "fsdp2, four to two with replicas to one": [
+        (4, {"strategy": "fsdp2"}),
+        (2, {"strategy": "fsdp2", "data_parallel_replicate_size": 2}),
+        (1, {"strategy": "fsdp2"}),
+    ],
+    "megatron, tensors to pipeline to one": [
+        (4, {"strategy": "megatron", "tensor_parallel_size": 2}),
+        (2, {"strategy": "megatron", "pipeline_parallel_size": 2}),
+        (1, {"strategy": "megatron"}),
+    ],
+    "megatron, pipeline to tensors to one": [
+        (4, {"strategy": "megatron", "pipeline_parallel_size": 2}),
+        (2, {"strategy": "megatron", "tensor_parallel_size": 2}),
+        (1, {"strategy": "megatron"}),
+    ],
+}
+
+
+def one_more_step(model: Path, engine: dict[str, Any], folder: Path, number: int) -> tuple[float, float]:
+    """Loss and gradient norm of step `number`, from and to a checkpoint."""
+    with TrainingWorker({"path": str(model)}, {**engine, "device": "cpu"}, OPTIMIZER) as worker:
+        worker.initialize()
+        if number > 1:
+            worker.load_checkpoint(folder / f"step-{number - 1}")
+        metrics = worker.train_mini_batch(pack(mini_batches()[number % 3]), SFTLoss())
+        worker.save_checkpoint(folder / f"step-{number}", step=number)
+        return metrics["loss"], metrics["grad_norm"]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("chain", CHAINS)
+def test_each_step_at_another_layout(chain: str, model: Path, world: Worlds, tmp_path: Path) -> None:
+    """Four processes, two, and one: losses, norms and weights are those of one process of fsdp2 all along."""
+    layouts = CHAINS[chain]
+    for number, (size, engine) in enumerate(layouts, start=1):
+        alone = world(1)(one_more_step, model, {"strategy": "fsdp2"}, tmp_path / "alone", number)[0]
+        for found in world(size)(one_more_step, model, engine, tmp_path / "chain", number):
+            assert found == pytest.approx(alone, rel=2e-5), f"step {number} on {size}"
+    for name in ("alone", "chain"):
+        convert(tmp_path / name / "step-3", tmp_path / f"{name}-weights")
+    alone, found = (load_file(tmp_path / f"{name}-weights/model.safetensors") for name in ("alone", "chain"))
+    assert alone.keys() == found.keys()
+    for key, tensor in alone.items():
+        torch.testing.assert_close(found[key], tensor, rtol=1e-4, atol=1e-6)
 
 
 def fail_in_the_background(model: Path, engine: dict[str, Any], target: Path) -> str:
@@ -170,6 +223,10 @@ def test_a_pickle_in_any_file_is_reported_and_not_run(
     for name in ("model-00000-of-00002.safetensors", "config.json", "tokenizer.json", "index.json", "manifest.json"):
         for message in ranks(start_from, ENGINES[engine], planted[name]):
             assert f"{planted[name]}/{name}" in (message or "")
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"):
+        copy = planted[f"huggingface/{name}"] / "huggingface"
+        for message in ranks(start_from, ENGINES[engine], copy):
+            assert str(copy) in (message or ""), name
     assert not mark.exists()
     pickle.loads(pickle.dumps(Payload(mark)))
     assert mark.exists(), "the payload of this test is harmless"
