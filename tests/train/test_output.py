@@ -68,9 +68,13 @@ def test_where_a_run_begins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already holds step-3"):
         checkpoints(other, 3)
         other.start(str(folder.checkpoint(4)), 20)
-    (folder.checkpoints / "step-14").mkdir()  # no manifest: incomplete
+    checkpoints(folder, 12, 14)
+    (folder.checkpoint(12) / "manifest.json").unlink()  # was never finished, and will be removed
+    os.truncate(folder.checkpoint(14) / "state.json", 1)
     with pytest.raises(CheckpointError, match=r"Restore step-14 .*the same command then goes on from step-10"):
         folder.start("auto", 20)
+    shutil.rmtree(folder.checkpoint(14))
+    assert folder.start("auto", 20) == Start(folder.checkpoint(10), 10, finished=False)
     os.truncate(other.checkpoint(3) / "index.json", 0)
     with pytest.raises(CheckpointError, match=r"trainer.resume: .*index.json has 0 bytes"):
         other.start(str(other.checkpoint(3)), 20)
