@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engines.cli.main import main
-from support.commands import recipe, snapshot
+from support.commands import recipe, run, snapshot
 
 Prepare = Callable[[Path], object]
 Row = tuple[Prepare, list[str], list[str]]
@@ -237,3 +237,17 @@ def test_it_is_refused(name: str, work: Path, capsys: Any, monkeypatch: Any) -> 
     assert {path: after[path] for path in after if path != "out/.lock"} == {
         path: before[path] for path in before if path != "out/.lock"
     }
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("strategy", ["fsdp2", "megatron"])
+def test_more_processes_than_visible_gpus(strategy: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted without torch, in a process of its own."""
+    monkeypatch.setenv("ENGINES_DEVICE", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    file = recipe(work, engine={"strategy": strategy}, launch={"nproc": 4})
+    before = snapshot(work)
+    code, output = run(file, "engine.device=null")
+    assert code == 2
+    assert output.startswith("Error: 4 processes need a cuda device each, and 2 can be seen here\nLower launch.nproc")
+    assert snapshot(work) == before
