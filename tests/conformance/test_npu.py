@@ -14,7 +14,7 @@ from support.mindspeed import make_site
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(900)]
 
-CLAUSES = "training_equals_plain or newest_weights"
+CLAUSES = "training_equals_plain or newest_weights or process_is_left_as_it_was"
 """Words of the clauses that run here: the simulated device is too slow for all."""
 
 

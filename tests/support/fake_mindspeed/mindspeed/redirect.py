@@ -55,7 +55,7 @@ def redirect() -> None:
         setattr(torch.cuda, name, getattr(torch.npu, name))
     for name in ("get_rng_state", "manual_seed", "manual_seed_all", "set_rng_state"):
         setattr(torch.cuda.random, name, getattr(torch.npu, name))
-    torch.cuda._lazy_init = torch.cuda._lazy_call = lambda *_, **__: None
+    torch.cuda._lazy_init, torch.cuda._lazy_call = torch.npu._lazy_init, torch.npu._lazy_call
     torch.cuda.get_device_capability = lambda *_: (8, 0)
     for holder, names in ((torch, FACTORIES), (torch.Tensor, ("to",)), (torch.nn.Module, ("to",))):
         for name in names:
