@@ -148,6 +148,8 @@ def poison_one_rank(folder: Path, layout: str, name: str, value: float) -> None:
             own[-1].main_grad.view(-1)[0] = value
         step = engine.optimizer_step()
         assert step.skipped == "non_finite" and not math.isfinite(step.grad_norm)
+        [blamed] = step.not_finite
+        assert blamed == "lm_head.weight" or ".experts." in blamed, "the one parameter, on every rank"
         assert step.lr == lr == engine.lr
         assert same_bits(weights(engine), before)
         engine.zero_grad()
