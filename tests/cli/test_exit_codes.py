@@ -103,8 +103,11 @@ def test_wrong_usage_is_2(
 def test_real_signals(tmp_path: Path, signum: int, code: int) -> None:
     ready = tmp_path / "ready"
     program = f"""
-import pathlib, sys, time, types, click
+import pathlib, signal, sys, time, types, click
 from engines.cli import main as cli
+
+# As in a terminal: a job in the background begins with Ctrl-C ignored.
+signal.signal({int(signum)}, signal.default_int_handler if {signum == signal.SIGINT} else signal.SIG_DFL)
 
 @click.command
 def wait():
@@ -123,7 +126,6 @@ sys.exit(cli.main(["wait"]))
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),  # a job in the background begins with it ignored
     )
     deadline = time.monotonic() + 60
     while not ready.exists() and time.monotonic() < deadline and child.poll() is None:
