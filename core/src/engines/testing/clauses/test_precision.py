@@ -21,9 +21,10 @@ from engines.testing.subject import Subject
 from engines.worker import TrainingWorker
 
 LOW = {"dtype": "bfloat16"}
-NEAR, FLOAT32 = 0.03, 5e-6
-"""Relative differences of loss and gradient norm from float32: the largest that bfloat16 may make, which is 1e-3 in
-dense models and 1e-2 in mixtures, whose rows go to other experts; and the largest that float32 itself makes."""
+NEAR, NEAR_OF_MIXTURES, FLOAT32 = 0.03, 0.06, 5e-6
+"""Relative differences of loss and gradient norm from float32: the largest that bfloat16 may make, and the largest
+that float32 itself makes. Of a plain model with four layers whose linear layers' outputs are rounded at random as
+bfloat16 rounds, the norm moves by up to 2e-3; of a mixture by up to 2.4e-2, since rows go to other experts."""
 SMALL: dict[str, Any] = {"lr": 1e-5, "eps": 1e-8}
 FURTHEST = 3e-5
 """By which two steps of it move a weight at most; a bfloat16 near 1 has no place for less than 4e-3."""
@@ -54,8 +55,9 @@ def test_bfloat16_is_for_computing_alone(
     answers = on_ranks(some_layout, take_small_steps, model(family), settings, before, after)
     exact = plain.train(model(family), mini_batches()[:2], **SMALL)
     expected = [{"loss": one, "grad_norm": two} for one, two in zip(exact.losses, exact.grad_norms, strict=True)]
+    near = NEAR_OF_MIXTURES if family in subject.mixtures else NEAR
     for rank, (numbers, exported) in enumerate(answers):
-        assert_near(numbers, expected, NEAR, f"in bfloat16 on rank {rank}")
+        assert_near(numbers, expected, near, f"in bfloat16 on rank {rank}")
         assert abs(numbers[0]["grad_norm"] / exact.grad_norms[0] - 1) > FLOAT32, (
             f"rank {rank} has the gradient norm of float32: it computes in another dtype than model.dtype says"
         )
