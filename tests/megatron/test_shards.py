@@ -40,6 +40,9 @@ class Saved:
         index = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
         return self.tensors[key][index].clone()
 
+    def read_into(self, key: str, offset: Sequence[int], target: Tensor) -> None:
+        target.copy_(self.read(key, offset, target.shape))
+
 
 def saved(folder: Path) -> Saved:
     """A checkpoint whose moments are functions of the weights, so that places can be told without `weights`."""
