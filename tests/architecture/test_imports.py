@@ -15,7 +15,7 @@ CORE = ROOT / "core/src/engines"
 PLUGINS = sorted(path for path in ROOT.glob("plugins/*/src/engines_*") if path.is_dir())
 
 FLOORS = {
-    0: """availability capabilities choosing devices discovery durable errors loading manifest process registry
+    0: """availability capabilities choosing devices discovery durable errors loading manifest paths process registry
           requirements selection torch_extensions""",
     1: """batch checkpoint_folder config configuring contract model_folder""",
     2: """agreement checkpoint determinism device_services engine losses microbatch models optimizer process_group

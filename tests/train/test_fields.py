@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,8 +30,10 @@ from engines.recipes.sft.config import DataConfig, LaunchConfig, TrainerConfig
 from engines.recipes.sft.train import train
 from support.commands import read_jsonl, recipe, write_jsonl
 
-STOPPED, AGAIN = "stopped", "again"
-"""Beside a row's value: the run is asked to stop after its second step; the run before the one that is looked at."""
+STOPPED, AGAIN, NO_ROOM = "stopped", "again", "no room"
+"""Beside a row's value: the run is asked to stop after its second step; the run before the one that is looked at; there
+is no room for what is saved after the second step."""
+LARGEST_FILE = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
 DIVERGES = {"optimizer.lr": 1e30, "optimizer.clip_grad": None}
 
 
@@ -61,6 +64,7 @@ TRAINER_ROWS = {
     "save_every": Row(2, "checkpoints"),
     "keep": Row(1, "checkpoints", {"trainer.save_every": 2}),
     "async_save": Row(True, "copied"),
+    "on_save_error": Row("continue", "error", {"trainer.save_every": 2, NO_ROOM: True}),
     "checkpoint_contents": Row(["model", "huggingface"], "held"),
     "save_on_exit": Row(False, "checkpoints", {STOPPED: True}),
     "resume": Row("never", "error", {AGAIN: True}),
@@ -89,6 +93,22 @@ class SecondThoughts(StopRequest):
         return signal.SIGTERM if self.looks > 2 else 0
 
 
+class SmallFiles(StopRequest):
+    """Files can't grow beyond 4 kB from the second step to the third."""
+
+    looks = 0
+
+    def agreed(self) -> int:
+        self.looks += 1
+        if self.looks in (2, 3):
+            limit_files(4096 if self.looks == 2 else LARGEST_FILE)
+        return 0
+
+
+def limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
 @pytest.fixture
 def observe(work: Path, tmp_path_factory: Any, monkeypatch: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What a run in this process, with these settings over small ones, leaves behind."""
@@ -109,6 +129,7 @@ def observe(work: Path, tmp_path_factory: Any, monkeypatch: Any) -> Callable[[di
         nonlocal stop
         settings = dict(settings)
         stop = SecondThoughts() if settings.pop(STOPPED, False) else StopRequest()
+        stop = SmallFiles() if settings.pop(NO_ROOM, False) else stop
         again = settings.pop(AGAIN, False)
         folder = tmp_path_factory.mktemp("run")
         for name in ("data.jsonl", "other.jsonl"):
@@ -123,6 +144,8 @@ def observe(work: Path, tmp_path_factory: Any, monkeypatch: Any) -> Callable[[di
             train([work / "recipe.yaml"], [f"{key}={json.dumps(value)}" for key, value in settings.items()])
         except (EnginesError, RunFailed) as raised:
             error = str(raised)
+        finally:
+            limit_files(LARGEST_FILE)
         folders = sorted(path for path in folder.iterdir() if path.is_dir())
         lines = [line for each in folders for line in read_jsonl(each / "metrics.jsonl")]
         return {

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from engines.durable import why_no_path
 from engines.errors import NO_URLS, LaunchError
+from engines.paths import why_no_path
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -15,12 +15,10 @@ from typing import Literal
 import xxhash
 
 from engines.errors import NO_URLS, EnginesError
+from engines.paths import LONGEST_NAME, why_no_path
 
 _LARGE = 2**20
 """Bytes of a chunk that is worth a second thread."""
-
-LONGEST_NAME, LONGEST_PATH = 255, 4095
-"""Bytes, of all file systems in use."""
 
 Purpose = Literal["tmp", "replaced", "removed"]
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<purpose>tmp|replaced|removed)-[0-9a-f]{8}")
@@ -53,18 +51,6 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
         file.flush()
         os.fsync(file.fileno())
     return Written(size, digest.hexdigest())
-
-
-def why_no_path(path: str) -> str | None:
-    """Why nothing on a disk can be called that; None: it can."""
-    name = max(os.fsencode(path).split(b"/"), key=len)
-    if not path.strip():
-        return "must name a path"
-    if "\0" in path or len(name) > LONGEST_NAME or len(os.fsencode(path)) > LONGEST_PATH:
-        return f"no file can be called that: a name has at most {LONGEST_NAME} bytes, none of them 0"
-    if path.startswith("~") and os.path.expanduser(path) == path:
-        return f"there is no user {path[1:].partition('/')[0]!r}"
-    return None
 
 
 def local_folder(path: str | Path, *, error: type[EnginesError]) -> Path:
