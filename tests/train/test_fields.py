@@ -31,8 +31,8 @@ from engines.recipes.sft.train import train
 from support.commands import read_jsonl, recipe, write_jsonl
 
 STOPPED, AGAIN, NO_ROOM = "stopped", "again", "no room"
-"""Beside a row's value: the run is asked to stop after its second step; the run before the one that is looked at; there
-is no room for what is saved after the second step."""
+"""Beside a row's value: the run is asked to stop after its second step; the run before the one that is looked at;
+there is no room for what is saved after the second step."""
 LARGEST_FILE = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
 DIVERGES = {"optimizer.lr": 1e30, "optimizer.clip_grad": None}
 
