@@ -23,13 +23,13 @@ def work(tmp_path: Path, deep) -> Path:
 
 
 def test_a_run_says_what_it_was_and_goes_on(work):
-    engine = {"strategy": "megatron", "pipeline_parallel_size": 2, "expert_parallel_size": 2}
-    file = recipe(work, engine=engine, launch={"nproc": 4})
+    engine = {"strategy": "megatron", "expert_parallel_size": 2}
+    file = recipe(work, engine=engine, launch={"nproc": 2})
     code, output = run(file)
     assert code == 0, output
 
     built = json.loads((work / "out" / "run.json").read_text())
-    layout = {"pipeline_parallel_size": 2, "expert_parallel_size": 2, "data_parallel_size": 2}
+    layout = {"expert_parallel_size": 2, "data_parallel_size": 2}
     assert built["layout"] == {**dict.fromkeys(built["layout"], 1), **layout}
     assert built["strategy"] == "megatron" and "megatron-core" in built["distributions"]
     lines = read_jsonl(work / "out" / "metrics.jsonl")

@@ -129,6 +129,7 @@ print(json.dumps([[step["loss"], step["grad_norm"]] for step in steps]))
 """
 
 
+@pytest.mark.more
 def test_megatron_imported_before_and_after(deep: Deep) -> None:
     """And without a launcher: a single process makes its own group."""
     folder = deep("qwen3_moe")

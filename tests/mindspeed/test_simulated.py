@@ -72,6 +72,7 @@ def fail_to_construct(folder: Path) -> None:
         worker.initialize()
 
 
+@pytest.mark.more
 def test_a_constructor_that_fails_gives_its_arguments_back(npus: World, deep: Deep) -> None:
     npus(fail_to_construct, deep("llama"), timeout=FIRST_S)
 

@@ -410,6 +410,7 @@ def test_faults_that_only_ranks_can_find(work: Path) -> None:
     assert snapshot(work) == before
 
 
+@pytest.mark.more
 def test_a_run_resumed_with_other_data_is_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = recipe(work, trainer={"steps": 1, "export": False})
     code, output = run(file)

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.commands import read_jsonl, recipe, run, write_jsonl
 from support.tokenizer import tiny_tokenizer
 
@@ -20,6 +22,7 @@ def export(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((out / "export").iterdir())}
 
 
+@pytest.mark.more
 def test_a_run_from_a_checkpoint_is_one_from_its_export(work: Path) -> None:
     tiny_tokenizer(work / "model")
     write_jsonl(work / "data.jsonl", [{"text": f"text number {number}"} for number in range(9)])
