@@ -6,6 +6,9 @@ import random
 import shutil
 from pathlib import Path
 
+import pytest
+
+from engines.testing.tiny import tiny_folder
 from support.commands import write_jsonl
 
 
@@ -20,3 +23,15 @@ def fill(folder: Path, model: Path) -> Path:
     records[4]["loss_mask"] = [0] * len(records[4]["loss_mask"])
     write_jsonl(folder / "data.jsonl", records)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama without tokenizer, made once."""
+    return tiny_folder(tmp_path_factory.mktemp("model"), "llama")
+
+
+@pytest.fixture
+def work(tmp_path: Path, model: Path) -> Path:
+    """A folder with `model` and `data.jsonl`; see `fill`."""
+    return fill(tmp_path, model)

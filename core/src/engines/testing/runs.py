@@ -43,17 +43,22 @@ def train_with_worker(
         worker.initialize()
         for samples in mini_batches:
             metrics = worker.train_mini_batch(pack(samples), SFTLoss())
-            assert metrics["skipped_step"] is None, f"a step was skipped: {metrics}"
+            note(metrics, run)
             assert_counts_agree(metrics, samples)
-            run.losses.append(metrics["loss"])
-            run.grad_norms.append(metrics["grad_norm"])
-            run.lrs.append(metrics["lr"])
         weights = weights_of(worker)
         if worker.rank == 0:
             run.weights = weights
         if export_to is not None:
             worker.export(export_to)
     return run
+
+
+def note(metrics: Mapping[str, Any], run: Run) -> None:
+    """Add a step, which must not have been skipped, to the run."""
+    assert metrics["skipped_step"] is None, f"a step was skipped: {metrics}"
+    run.losses.append(metrics["loss"])
+    run.grad_norms.append(metrics["grad_norm"])
+    run.lrs.append(metrics["lr"])
 
 
 def weights_of(worker: TrainingWorker) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engines.batch import Batch, TokenOutputs
 from engines.testing.plain import Run, Sample, ValuedSample, ValueModel
-from engines.testing.runs import OPTIMIZER, weights_of
+from engines.testing.runs import OPTIMIZER, note, weights_of
 from engines.testing.samples import mini_batches
 from engines.worker import TrainingWorker
 
@@ -114,11 +114,7 @@ def train_values(
     with worker_of(folder, engine) as worker:
         before = values_of(worker, batches[0])
         for samples in batches:
-            metrics = worker.train_mini_batch(pack(samples), loss)
-            assert metrics["skipped_step"] is None, f"a step was skipped: {metrics}"
-            run.losses.append(metrics["loss"])
-            run.grad_norms.append(metrics["grad_norm"])
-            run.lrs.append(metrics["lr"])
+            note(worker.train_mini_batch(pack(samples), loss), run)
         weights = weights_of(worker)
         if worker.rank == 0:
             run.weights = weights
