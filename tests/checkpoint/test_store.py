@@ -84,9 +84,13 @@ def test_leftovers_are_removed_and_mentioned(tmp_path: Path) -> None:
     (tmp_path / "step-50" / "notes.txt").touch()
     mentioned = store.clean_up()
     assert len(mentioned) == 4
-    assert f"{tmp_path}/step-30: removed, a checkpoint without manifest.json" in mentioned[0]
+    assert f"{tmp_path}/step-30: moved to step-30.incomplete-1, since it has no manifest.json" in mentioned[0]
+    assert f"{tmp_path}/step-40: removed, an empty folder" in mentioned[1]
     assert ".step-20.tmp-0123abcd: removed, a checkpoint that was never finished" in mentioned[2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "step-10", "step-50"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".cache", "step-10", "step-30.incomplete-1", "step-50",
+    ]  # fmt: skip
+    assert (tmp_path / "step-30.incomplete-1" / "index.json").exists(), "it may have been complete"
     assert list(store.listing().damaged) == [tmp_path / "step-50"]
 
 

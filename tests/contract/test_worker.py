@@ -139,3 +139,15 @@ def test_a_device_whose_module_cannot_be_imported(tmp_path, monkeypatch):
     said = r'"abacus" needs the module torch_abacus, which cannot be imported: .*absent_beads'
     with abacus("torch_abacus"), pytest.raises(LaunchError, match=said):
         TrainingWorker(MODEL, {"strategy": "bigram", "device": "abacus"})
+
+
+def test_a_layout_that_was_not_built_is_said_before_training():
+    """By whoever describes the run: an engine that ignores a size which it declares has the right numbers."""
+    chunks = {**BIGRAM, "virtual_pipeline_parallel_size": 2}
+    with registered(capabilities=["virtual_pipeline_parallel"]), TrainingWorker(MODEL, chunks) as worker:
+        worker.initialize()
+        with pytest.raises(ContractError, match=r"virtual_pipeline_parallel_size is 1 instead of 2\nAsk"):
+            worker.describe()
+    with registered(), TrainingWorker(MODEL, BIGRAM) as worker:
+        worker.initialize()
+        assert worker.describe()["layout"]["data_parallel_size"] == 1

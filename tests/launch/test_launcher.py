@@ -143,6 +143,16 @@ def test_a_signal_lets_every_rank_finish_its_step(name: str, start: Start) -> No
     assert [run.said(rank) for rank in (0, 1)] == [f"stopped by {int(signum)}"] * 2
 
 
+def test_a_rank_that_dies_after_a_first_signal_is_named(start: Start) -> None:
+    run = start("deaf")
+    pids = run.started()
+    run.process.send_signal(signal.SIGTERM)
+    os.kill(pids[1], signal.SIGKILL)
+    code, error = run.finish()
+    assert code == 1
+    assert error.startswith("Error: rank 1 was ended by SIGKILL")
+
+
 def test_a_second_signal_ends_ranks_that_do_not_listen(start: Start) -> None:
     run = start("deaf")
     pids = run.started()

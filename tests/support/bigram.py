@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.batch import Batch, TokenOutputs
-from engines.config import EngineConfig
+from engines.config import PARALLEL_SIZES, EngineConfig
 from engines.contract import (
     BaseEngine,
     BoundLoss,
@@ -113,7 +113,8 @@ class BigramEngine(BaseEngine):
         assert state == {}
 
     def describe(self) -> dict[str, Any]:
-        return {"layout": {}, "parameters": VOCAB * VOCAB}
+        layout = {**dict.fromkeys(PARALLEL_SIZES, 1), "data_parallel_size": 1}
+        return {"layout": layout, "parameters": VOCAB * VOCAB}
 
     def close(self) -> None:
         self.calls.append("close")

@@ -283,6 +283,16 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "text without tokenizer": (data({"text": "a"}), [], ["data.jsonl holds text", "has no tokenizer"]),
     "evaluation missing": (lambda work: None, ["data.eval=nowhere.jsonl"], ["no data file nowhere.jsonl"]),
     "output a file": (put("out", ""), [], ["out is a file, not a folder"]),
+    "nothing to learn from": (
+        data({"input_ids": [1], "loss_mask": [1]}, {"input_ids": [1, 2], "loss_mask": [1, 0]}),
+        [],
+        ["data.jsonl has nothing to learn from: no token of its 2 samples is a target"],
+    ),
+    "checkpoints not mounted": (
+        lambda work: ((work / "out").mkdir(), (work / "out" / "checkpoints").symlink_to(work / "gone")),
+        [],
+        ["out/checkpoints is a link that leads nowhere"],
+    ),
     "never, but a run": (earlier_run, ["trainer.resume=never"], ["trainer.resume is never, but"]),
     "no checkpoint there": (earlier_run, ["trainer.resume=out"], ["out is not a complete checkpoint"]),
     "later checkpoints": (

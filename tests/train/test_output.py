@@ -46,6 +46,50 @@ def test_a_resumed_run_goes_on_behind_its_checkpoint(done: int, tail: str, tmp_p
     assert [line["step"] for line in lines] == list(range(1, done + 2))
 
 
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("", True),
+        ('{"step": 1}\n{"step": 2}\n{"st', True),
+        ('{"step": 2}\n{"step": 3}\ngarbage\n', True),
+        ('{"step": 3}\n', True),
+        ('{"st', True),
+        ('{"step": 1}\n{"st', False),
+        ('{"step": 1}\ngarbage\n{"step": 3}\n', False),
+        ('{"step": 1}\n{"step": 3}\n', False),
+        ("garbage\n", False),
+    ],
+)
+def test_lines_before_the_checkpoint_are_not_cut_off(text: str, fits: bool, tmp_path: Path) -> None:
+    """What is behind step 2 is done again; what is before it is history, which may have been moved away."""
+    folder = OutputFolder(tmp_path)
+    checkpoints(folder, 2)
+    folder.metrics.write_text(text)
+    if fits:
+        assert folder.start("auto", 9).step == 2
+    else:
+        with pytest.raises(ConfigError, match="but the run would go on from step 2: its lines would be lost"):
+            folder.start("auto", 9)
+    assert folder.metrics.read_text() == text
+
+
+def test_metrics_that_others_change_end_the_run(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", steps_done=0)
+    metrics.append({"step": 1})
+    metrics.sync()
+    os.truncate(tmp_path / "metrics.jsonl", 3)
+    with pytest.raises(OSError, match="it has 3 bytes instead of 12: others write it"):
+        metrics.sync()
+
+
+def test_metrics_are_set_aside_by_names_that_are_free(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    for text in ("first", "second"):
+        folder.metrics.write_text(text)
+        folder.set_metrics_aside()
+    assert [(tmp_path / f"metrics-before-{number}.jsonl").read_text() for number in (1, 2)] == ["first", "second"]
+
+
 def checkpoints(folder: OutputFolder, *done: int) -> None:
     for step in done:
         save_whole(folder.checkpoint(step), step=step)
@@ -69,7 +113,7 @@ def test_where_a_run_begins(tmp_path: Path) -> None:
         checkpoints(other, 3)
         other.start(str(folder.checkpoint(4)), 20)
     checkpoints(folder, 12, 14)
-    (folder.checkpoint(12) / "manifest.json").unlink()  # was never finished, and will be removed
+    (folder.checkpoint(12) / "manifest.json").unlink()  # will get another name
     os.truncate(folder.checkpoint(14) / "state.json", 1)
     with pytest.raises(CheckpointError, match=r"Restore step-14 .*the same command then goes on from step-10"):
         folder.start("auto", 20)

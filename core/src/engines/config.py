@@ -156,6 +156,11 @@ class EngineConfig(Config):
                 f"Start a multiple of {replica} processes (launch.nproc).",
             )
 
+    def sizes(self, world_size: int) -> dict[str, int]:
+        """The layout that is asked for: each parallel size by its name, and `data_parallel_size`."""
+        replica = math.prod(getattr(self, name) for name in REPLICA_SIZES)
+        return {**{name: getattr(self, name) for name in PARALLEL_SIZES}, "data_parallel_size": world_size // replica}
+
 
 REPLICA_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 """The parallel sizes whose product is the number of ranks that hold a replica of the model."""

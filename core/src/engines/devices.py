@@ -111,7 +111,8 @@ def check_known(name: str, known: Iterable[str], asked_by: str) -> None:
     if name not in names:
         raise LaunchError(
             f'{asked_by} asks for device "{name}", which nobody describes.{did_you_mean(name, names)}',
-            f"Known devices: {', '.join(names)}; a plugin adds one with [[device]] in its engine.toml.",
+            f"Known devices: {', '.join(names)}; a plugin adds one with [[device]] in its engine.toml"
+            " (`engines doctor` says whether one is refused).",
         )
 
 

@@ -69,7 +69,7 @@ class CapabilityError(ConfigError):
 
 
 class ContractError(EnginesError):
-    """An engine's class does not keep the contract. Raised when the engine is bound, before it runs."""
+    """An engine's class does not keep the contract. Raised when the engine is bound or built, before it runs."""
 
 
 class BatchError(EnginesError):

@@ -186,7 +186,11 @@ class TrainingWorker:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What was built, read from live process groups and models of all ranks; equal on all of them."""
+        """What was built, read from live process groups and models of all ranks; equal on all of them.
+
+        Raises `ContractError` if that is another layout than was asked for.
+        """
+        self.engine.check_layout()
         mine = self.engine.describe()
         everyone: list[dict[str, Any] | None] = [None] * self.world_size
         dist.all_gather_object(everyone, mine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import count
 from pathlib import Path
 
 from engines.checkpoint_folder.faults import faults
@@ -66,15 +67,21 @@ class CheckpointStore:
         return complete[max(complete)] if complete else None
 
     def clean_up(self) -> list[str]:
-        """Remove what interrupted saves, copies and deletions left, and return one line about each.
+        """Remove what interrupted saves and deletions left, and return one line about each.
 
         Call it where no other process writes. A checkpoint that was moved aside for one that then didn't come is
-        put back. Damaged folders stay: they may be worth a look.
+        put back. One without manifest, which no save leaves, gets another name: it may have been complete. Damaged
+        folders stay: they may be worth a look.
         """
         done, listing = [], self.listing()
         for path in listing.unfinished:
-            remove(path)
-            done.append(f"{path}: removed, a checkpoint without {MANIFEST}, which was never finished")
+            if not any(path.iterdir()):
+                path.rmdir()
+                done.append(f"{path}: removed, an empty folder")
+                continue
+            names = (path.with_name(f"{path.name}.incomplete-{number}") for number in count(1))
+            aside = path.rename(next(name for name in names if not name.exists()))
+            done.append(f"{path}: moved to {aside.name}, since it has no {MANIFEST}; delete it if it isn't needed")
         for leftover in listing.leftovers:
             path, target = leftover.path, leftover.target
             if leftover.purpose == "replaced" and not target.exists() and _fault(path, target.name) is None:

@@ -27,6 +27,7 @@ from engines.engine.batching import Pass, prepare_pass, restore_outputs
 from engines.engine.binding import EnginePluginManager, check_wrapper
 from engines.engine.bound_loss import StepLoss
 from engines.engine.collectives import share_outputs
+from engines.engine.layout import check_layout
 from engines.engine.metrics import reduce_results
 from engines.engine.persistence import check_contents, describe_checkpoint, load_engine, save_engine
 from engines.errors import CapabilityError, ConfigError
@@ -318,6 +319,14 @@ class Engine:
     def describe(self) -> dict[str, Any]:
         """What was built, read from live groups and model: `layout` and `parameters` that this rank holds."""
         return dict(self._hook.describe())
+
+    def check_layout(self) -> None:
+        """Raise `ContractError` if this rank's part of what was built has another layout than was asked for.
+
+        For those who train or compare, after `initialize`: an engine that declares a parallelism and ignores its size
+        has the right numbers, and only costs what it was chosen to save.
+        """
+        check_layout(self.describe()["layout"], self._ctx.config, self.selection)
 
     def close(self) -> None:
         """Free process groups and memory; safe to call twice and after a failed `initialize`.

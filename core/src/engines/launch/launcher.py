@@ -48,14 +48,19 @@ class _Asked:
 
     def __init__(self, ranks: Sequence[RankProcess]) -> None:
         self.signal = 0
+        self.again = False
         self._ranks = ranks
 
     def note(self, signum: int, frame: FrameType | None) -> None:
         """The signal handler."""
-        again = self.signal != 0
+        self.again = self.signal != 0
         self.signal = signum
         for rank in self._ranks:
-            rank.send(signal.SIGKILL if again else signum)
+            rank.send(signal.SIGKILL if self.again else signum)
+
+    def ended(self, code: int) -> bool:
+        """Whether a rank's exit code is this doing: at the second request, or before the rank could listen."""
+        return code < 0 and (self.again or code == -self.signal)
 
     def repeat(self, rank: RankProcess) -> None:
         """Tell a rank that started after the signal came."""
@@ -78,8 +83,8 @@ def _watch(ranks: Sequence[RankProcess], asked: _Asked, exchange: Exchange, time
     while True:
         codes = [rank.code for rank in ranks]
         ended = [code for code in codes if code is not None]
-        if asked.signal and any(code < 0 for code in ended):
-            return exit_code(asked.signal)  # before it could listen, or at the second request
+        if asked.signal and any(map(asked.ended, ended)):
+            return exit_code(asked.signal)
         if not _GRACEFUL.issuperset(ended):
             silent = silent_ranks(ranks, timeout_s)
             end_all(ranks, within_s=_GRACE_S)

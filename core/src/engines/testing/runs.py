@@ -98,11 +98,13 @@ def assert_counts_agree(metrics: Mapping[str, Any], samples: Sequence[Sample]) -
 def assert_metrics_agree(runs: Sequence[Run], reference: Run, tolerance: float = METRICS) -> None:
     """All ranks report the same, and the reference's, loss, gradient norm and learning rate."""
     for name in ("lrs", "losses", "grad_norms"):
-        found, expected = getattr(runs[0], name), getattr(reference, name)
         for rank, run in enumerate(runs):
-            assert getattr(run, name) == found, (
-                f"{name} of the steps are {getattr(run, name)} on rank {rank}, {found} on rank 0"
+            assert getattr(run, name) == getattr(runs[0], name), (
+                f"{name} of the steps are {getattr(run, name)} on rank {rank}, {getattr(runs[0], name)} on rank 0;"
+                " where the first step's losses are equal, gradients may not be summed over `ranks.dp_group`"
             )
+    for name in ("lrs", "losses", "grad_norms"):
+        found, expected = getattr(runs[0], name), getattr(reference, name)
         off = [abs(a - b) / abs(b) if a != b else 0.0 for a, b in zip(found, expected, strict=True)]
         assert max(off) <= (0 if name == "lrs" else tolerance), (
             f"{name} of the steps are {found} instead of {expected}, off by {[f'{one:.1e}' for one in off]}"

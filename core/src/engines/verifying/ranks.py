@@ -46,6 +46,7 @@ def train(
     with _worker(model, engine, OPTIMIZER, total_steps=samples.steps) as worker:
         worker.initialize()
         try:
+            worker.engine.check_layout()
             losses, grad_norms = _train(worker, samples)
             worker.export(export_to)
             weights, exported, faults = _compare(worker, export_to, expected)

@@ -81,7 +81,8 @@ def _agreed(ranks: Sequence[Trained]) -> Trained:
     ]
     if not others:
         return first
-    fault = f"ranks {', '.join(map(str, others))} report another loss or gradient norm than rank 0"
+    who = f"rank {others[0]} reports" if len(others) == 1 else f"ranks {', '.join(map(str, others))} report"
+    fault = f"{who} another loss or gradient norm than rank 0; are gradients summed over `ranks.dp_group`?"
     return replace(first, faults=[*first.faults, fault])
 
 

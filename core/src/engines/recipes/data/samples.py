@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from engines.errors import DataError
 from engines.recipes.data.records import Kind, Record, read_records
 from engines.recipes.data.tokenizing import Tokenize, Tokens, given_tokens
 
@@ -103,7 +104,10 @@ def scan(path: Path, limits: Limits) -> Summary:
 
 
 def read_samples(path: Path, limits: Limits, tokenize: Tokenize = given_tokens) -> Samples:
-    """All samples of a file in file order. Raises `DataError` for the first one that can't be used."""
+    """All samples of a file in file order.
+
+    Raises `DataError` for the first one that can't be used, and if no token of them all is a target.
+    """
     ids, mask, bounds, places = array("i"), bytearray(), array("q", [0]), []
     for record, (sample_ids, sample_mask) in _tokens(path, limits, tokenize):
         ids.extend(sample_ids)
@@ -111,7 +115,10 @@ def read_samples(path: Path, limits: Limits, tokenize: Tokenize = given_tokens) 
         bounds.append(len(ids))
         places.append(record.place)
     flat: Any = np.frombuffer(bytes(mask), dtype=np.bool_)
-    return Samples(np.array(ids, dtype=np.int32), flat, np.array(bounds, dtype=np.int64), places)
+    samples = Samples(np.array(ids, dtype=np.int32), flat, np.array(bounds, dtype=np.int64), places)
+    if np.count_nonzero(flat) == np.count_nonzero(flat[samples.bounds[:-1]]):  # a sample's first token is no target
+        raise DataError(f"{path} has nothing to learn from: no token of its {len(places)} samples is a target")
+    return samples
 
 
 def _tokens(path: Path, limits: Limits, tokenize: Tokenize) -> Iterator[tuple[Record, Tokens]]:

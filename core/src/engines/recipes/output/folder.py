@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engines.checkpoint_folder import MANIFEST, is_checkpoint, read_manifest
 from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.store import CheckpointStore, checkpoint_number
 from engines.errors import CheckpointError, ConfigError, did_you_mean
+from engines.recipes.output.metrics import holds_lines, read_metrics
 
 _ELSEWHERE = "Move it away, or choose another trainer.output_dir."
 
@@ -104,6 +106,12 @@ class OutputFolder:
             if before.get(key) != now.get(key)
         ]
 
+    def set_metrics_aside(self) -> Path:
+        """Give metrics.jsonl, which a run that starts afresh would empty, a name of its own."""
+        names = (self.path / f"metrics-before-{number}.jsonl" for number in count(1))
+        aside = next(path for path in names if not path.exists())
+        return self.metrics.rename(aside)
+
     def finished_step(self) -> int | None:
         """Steps of the finished run that lies here, if one does. Raises `ConfigError` where run.json is damaged."""
         try:
@@ -149,6 +157,8 @@ class OutputFolder:
             if file.is_dir():
                 raise ConfigError(f"{file} is a folder, where the run would write a file", _ELSEWHERE)
         for folder in (self.checkpoints, self.trace):
+            if folder.is_symlink() and not folder.exists():
+                raise ConfigError(f"{folder} is a link that leads nowhere", "Is what it leads to not mounted?")
             if folder.exists() and not folder.is_dir():
                 raise ConfigError(f"{folder} is a file, where the run would make a folder", _ELSEWHERE)
 
@@ -201,7 +211,19 @@ class OutputFolder:
                 f"{checkpoint} is {step} steps old, and this run shall have {total_steps}",
                 "Raise trainer.steps (or epochs), or choose another trainer.output_dir.",
             )
+        self._check_metrics(step)
         return Start(checkpoint, step, finished=False)
+
+    def _check_metrics(self, step: int) -> None:
+        """Going on from `step` cuts metrics.jsonl behind it; where lines before it are lost, that would lose more."""
+        found = [line["step"] for line in read_metrics(self.metrics)]
+        whole = found == list(range(found[0], found[0] + len(found))) if found else not holds_lines(self.metrics)
+        if step and not (whole and (not found or found[0] > step or found[-1] >= step)):
+            last = f"ends, or can't be read, behind step {found[-1]}" if found else "can't be read"
+            raise ConfigError(
+                f"{self.metrics} {last}, but the run would go on from step {step}: its lines would be lost",
+                "Mend it, or move it away: the run then begins another one there.",
+            )
 
     def _say_export(self) -> str:
         there = (self.export / "config.json").is_file()

@@ -19,24 +19,28 @@ class MetricsFile:
         self._path = path
         self._file = path.open("a+b")
         self._file.truncate(_end_of(self._file, steps_done))
-        self._file.seek(0, os.SEEK_END)
+        self._size = self._file.seek(0, os.SEEK_END)
 
     def append(self, metrics: Mapping[str, Any]) -> None:
         """Write a step's line, visible to readers at once. Raises OSError, and then nothing of it is there."""
         line = json.dumps({name: _finite(value) for name, value in metrics.items()}, allow_nan=False)
         end, rest = os.fstat(self._file.fileno()).st_size, line.encode() + b"\n"
+        grown = self._size + len(rest)
         try:
             while rest:
                 rest = rest[os.write(self._file.fileno(), rest) :]
         except OSError:
             self._file.truncate(end)
             raise
+        self._size = grown
 
     def sync(self) -> None:
         """Wait until the disk has every line. Raises OSError if the file was taken away meanwhile."""
         os.fsync(self._file.fileno())
         if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
             raise FileExistsError(errno.EEXIST, "another file has taken its place", str(self._path))
+        if (size := os.fstat(self._file.fileno()).st_size) != self._size:
+            raise OSError(errno.EIO, f"it has {size} bytes instead of {self._size}: others write it", str(self._path))
 
     def close(self) -> None:
         """Sync and close."""
@@ -52,6 +56,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     with path.open("rb") as file:
         return [line for _, line in _whole_lines(file)]
+
+
+def holds_lines(path: Path) -> bool:
+    """Whether there is a line in the file that was finished, whole or damaged."""
+    return path.exists() and b"\n" in path.read_bytes()
 
 
 def _end_of(file: Any, step: int) -> int:

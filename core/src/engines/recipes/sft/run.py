@@ -91,8 +91,6 @@ def _find_start(recipe: SFTRecipe, folder: OutputFolder, steps: int) -> tuple[St
     start = folder.start(recipe.trainer.resume, steps)
     if start.checkpoint is not None:
         notes.append(f"going on from {start.checkpoint}")
-    elif folder.metrics.exists():
-        notes.append(f"{folder.path} holds metrics of a run that left no checkpoint: starting afresh")
     return start, notes
 
 

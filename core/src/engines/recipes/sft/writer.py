@@ -14,7 +14,7 @@ from engines.launch import RunFailed
 from engines.recipes.output.chart import draw_loss
 from engines.recipes.output.folder import OutputFolder
 from engines.recipes.output.loggers import make_loggers
-from engines.recipes.output.metrics import MetricsFile, read_metrics
+from engines.recipes.output.metrics import MetricsFile, holds_lines, read_metrics
 from engines.recipes.output.progress import make_progress
 from engines.recipes.sft.config import SFTRecipe
 
@@ -65,12 +65,16 @@ class FirstWriter(Writer):
         resolved = recipe.model_dump(mode="json")
         self._run = {**built, "steps": total_steps, "finished": False}
         with self._writing():
+            aside = folder.set_metrics_aside() if not steps_done and holds_lines(folder.metrics) else None
             folder.write_recipe(resolved)
             folder.write_run(self._run)
             self._metrics = MetricsFile(folder.metrics, steps_done=steps_done)
         self._loggers = make_loggers(recipe.trainer.loggers, folder.path, steps_done=steps_done, recipe=resolved)
         self._progress = make_progress(total_steps, steps_done)
         self._title = f"{folder.path.name}: {built['strategy']} on {built['device']}, {built['world_size']} ranks"
+        if aside is not None:
+            found = f"{folder.path} holds metrics of a run, but no checkpoint"
+            self.note(f"{found}: starting afresh; its metrics are now {aside.name}")
 
     def note(self, text: str) -> None:
         """Show a line."""

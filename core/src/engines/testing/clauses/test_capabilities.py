@@ -218,7 +218,9 @@ def hold(folder: Path, settings: dict[str, Any]) -> tuple[Numbers, int, int]:
 
 @clause("manifest.md#capabilities", needs=("distributed_optimizer", "data_parallel"))
 def test_optimizer_state_is_sharded(subject: Subject, on_ranks: OnRanks, model: Model) -> None:
-    """Each data-parallel rank holds its share of AdamW's two moments instead of all of them; numbers are the same."""
+    """Each data-parallel rank holds its share of AdamW's two moments instead of all of them, and nothing beside: a
+    copy of its share of the weights counts against it, views of them don't. Numbers are the same.
+    """
     folder = model(subject.families[0])
     whole, sharded = (
         next(one for one in subject.layouts if one.needs == needs)
