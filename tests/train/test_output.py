@@ -158,12 +158,25 @@ def test_a_finished_run_tells_what_was_not_done(tmp_path: Path) -> None:
     folder.recipe.write_text("trainer:\n  steps: 10\n  seed: 0\noptimizer:\n  lr: 0.1\n")
     same = {"trainer": {"steps": 10, "seed": 0}, "optimizer": {"lr": 0.1}}
     assert folder.say_finished(10, same) == f"{tmp_path} holds a finished run of 10 steps; nothing to do."
+    assert folder.say_onward(folder.checkpoint(10), same) == f"going on from {folder.checkpoint(10)}"
+    other = {"trainer": {"steps": 20, "seed": 0}, "optimizer": {"lr": 0.1}}
+    assert folder.say_onward(folder.checkpoint(10), other).splitlines()[1:] == [
+        "The recipe was another before; from here on it is:",
+        "  trainer.steps: 10 then, 20 now",
+    ]
     said = folder.say_finished(10, {"trainer": {"steps": 8, "seed": 0}, "optimizer": {"lr": 0.2}})
     assert said.splitlines()[1:] == [
         "Its recipe was another, and what is asked for now was not done:",
         "  trainer.steps: 10 then, 8 now",
         "  optimizer.lr: 0.1 then, 0.2 now",
     ]
+
+
+@pytest.mark.parametrize("held", [b"trainer: [1", b"- 1", b"\xff\xfe\x00"])
+def test_a_damaged_recipe_of_before_stops_nothing(held: bytes, tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.recipe.write_bytes(held)
+    assert f"{folder.recipe} is damaged" in folder.say_onward(folder.checkpoint(10), {})
 
 
 def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path: Path) -> None:

@@ -93,12 +93,26 @@ class OutputFolder:
             lines += ["Its recipe was another, and what is asked for now was not done:", *changed]
         return "\n".join(lines)
 
+    def say_onward(self, checkpoint: Path, recipe: Mapping[str, Any]) -> str:
+        """What to say about a run that goes on from `checkpoint`; `recipe`: what is asked for now, resolved."""
+        lines = [f"going on from {checkpoint}"]
+        changed = self._changed(recipe) if checkpoint.parent.resolve() == self.checkpoints.resolve() else []
+        if changed:
+            lines += ["The recipe was another before; from here on it is:", *changed]
+        return "\n".join(lines)
+
     def _changed(self, recipe: Mapping[str, Any]) -> list[str]:
         import yaml
 
         if not self.recipe.is_file():
             return []
-        before, now = (dict(_flat(tree)) for tree in (yaml.safe_load(self.recipe.read_text()) or {}, recipe))
+        try:
+            held = yaml.safe_load(self.recipe.read_bytes()) or {}
+        except (yaml.YAMLError, UnicodeDecodeError):
+            held = None
+        if not isinstance(held, Mapping):
+            return [f"  (unknown: {self.recipe} is damaged)"]
+        before, now = (dict(_flat(tree)) for tree in (held, recipe))
         keys = [*now, *(key for key in before if key not in now)]
         return [
             f"  {key}: {before.get(key)!r} then, {now.get(key)!r} now"

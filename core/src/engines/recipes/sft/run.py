@@ -43,7 +43,7 @@ def run(payload: Mapping[str, Any], rank: Rank) -> int:
         process_timeout_s=recipe.launch.timeout_s,
     )
     folder, peers = OutputFolder(output_dir(recipe)), Peers.of()
-    start, notes = peers.broadcast(_find_start(recipe, folder, steps) if peers.is_first else None)
+    start, notes = peers.broadcast(_find_start(recipe, payload["recipe"], folder, steps) if peers.is_first else None)
     if start.finished:
         if rank.is_first:
             print(folder.say_finished(start.step, payload["recipe"]))
@@ -82,7 +82,9 @@ def _read_data(recipe: SFTRecipe) -> _Data:
     return _Data(read(recipe.data.train), read(recipe.data.eval) if recipe.data.eval is not None else None)
 
 
-def _find_start(recipe: SFTRecipe, folder: OutputFolder, steps: int) -> tuple[Start, list[str]]:
+def _find_start(
+    recipe: SFTRecipe, resolved: Mapping[str, Any], folder: OutputFolder, steps: int
+) -> tuple[Start, list[str]]:
     """Where to begin, and what was found on the way. The first rank alone, which holds the folder's lock."""
     start = folder.start(recipe.trainer.resume, steps)
     if start.finished:
@@ -90,7 +92,7 @@ def _find_start(recipe: SFTRecipe, folder: OutputFolder, steps: int) -> tuple[St
     notes = CheckpointStore(folder.checkpoints).clean_up()
     start = folder.start(recipe.trainer.resume, steps)
     if start.checkpoint is not None:
-        notes.append(f"going on from {start.checkpoint}")
+        notes.append(folder.say_onward(start.checkpoint, resolved))
     return start, notes
 
 
