@@ -58,6 +58,7 @@ def test_a_resumed_run_goes_on_behind_its_checkpoint(done: int, tail: str, tmp_p
         ('{"step": 1}\ngarbage\n{"step": 3}\n', False),
         ('{"step": 1}\n{"step": 3}\n', False),
         ("garbage\n", False),
+        ('{"step": "1"}\n', False),
     ],
 )
 def test_lines_before_the_checkpoint_are_not_cut_off(text: str, fits: bool, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def _whole_lines(file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
             line = json.loads(raw)
         except ValueError:
             return
-        if not raw.endswith(b"\n") or not isinstance(line, dict) or "step" not in line:
+        if not raw.endswith(b"\n") or not isinstance(line, dict) or type(line.get("step")) is not int:
             return
         yield offset, line
 
