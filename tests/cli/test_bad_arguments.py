@@ -15,6 +15,7 @@ CASES: list[tuple[list[str], str]] = [
     (["--nope"], "No such option '--nope'"),
     (["train"], "Missing argument"),
     (["train", "trainer.steps=3"], "no recipe file is given, only overrides"),
+    (["train", "recipe.yaml", "--trainer.steps=3"], "Overrides bear no dashes: trainer.steps=VALUE."),
     (["checkpoint", "lst", "out"], "Did you mean 'list'?"),
     (["checkpoint", "verify"], "Missing argument 'PATH'"),
     (["checkpoint", "list", "a", "b"], "unexpected extra argument (b)"),

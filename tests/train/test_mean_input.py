@@ -92,6 +92,13 @@ def nanoseconds(work: Path) -> None:
     parquet(text=pyarrow.array([1], pyarrow.timestamp("ns")))(work)
 
 
+def column_twice(work: Path) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, work / "data.parquet")
+
+
 def nothing(work: Path) -> None: ...
 
 
@@ -106,7 +113,11 @@ YAML: dict[str, Row] = {
     "a folder": (folder("recipe.yaml"), [], ["recipe.yaml is a folder, not a recipe file"]),
     "a loop of links": (link("recipe.yaml", "recipe.yaml"), [], ["there is no recipe file recipe.yaml"]),
     "a tab": (put("recipe.yaml", "recipe: sft\nmodel:\n\tpath: a\n"), [], ["recipe.yaml is not YAML", "line 3"]),
-    "a key twice": (add("\nrecipe: sft\n"), [], ["found duplicate key recipe"]),
+    "a key twice": (add("\nrecipe: sft\n"), [], ["recipe.yaml, line 16: recipe stands twice, first in line 10"]),
+    "a key twice in a section": (nothing, ["trainer={steps: 1, steps: 2}"], ["}: steps stands twice\n"]),
+    "a leading zero": (add("\nlaunch:\n  nproc: 010\n"), [], ["launch.nproc: 010 begins with a zero", "Write 10"]),
+    "an alias of itself": (add("\nx: &x [*x]\n"), [], ["x.0 repeats aliases without end"]),
+    "a number alone": (put("recipe.yaml", "5"), [], ["recipe.yaml holds a number, not the keys"]),
     "no key": (add("\n~: 2\n"), [], ["recipe.yaml: Incompatible key type 'NoneType'"]),
     "an alias of nothing": (add("\nx: *nope\n"), [], ["found undefined alias"]),
     "code": (add("\nx: !!python/object/apply:os.system ['touch ran']\n"), [], ["could not determine a constructor"]),
@@ -114,7 +125,7 @@ YAML: dict[str, Row] = {
     "in a file": (add(f"\nx: {'9' * 5000}\n"), [], ["recipe.yaml is not YAML", "digits"]),
     "a list for a section": (nothing, ["model=[1]"], ["model=[1]: a list and keys of one's own can't be laid"]),
     "a word for a section": (nothing, ["trainer=3"], ["trainer: must hold keys of its own, got 3"]),
-    "a quote": (nothing, ["trainer.steps='3"], ["trainer.steps='3: ", "spelt key=value"]),
+    "a quote": (nothing, ["trainer.steps='3"], ["trainer.steps='3: ", "spelt KEY=VALUE"]),
     "itself": (nothing, ["trainer.output_dir=${trainer.output_dir}"], ["Recursive interpolation"]),
     "an absent variable": (nothing, ["trainer.output_dir=${oc.env:ENGINES_ABSENT}"], ["'ENGINES_ABSENT' not found"]),
 }
@@ -203,6 +214,7 @@ DATA: dict[str, Row] = {
     "Parquet of lines": (put("data.parquet", '{"text": "a"}' * 9), PARQUET, ["data.parquet is not a Parquet file"]),
     "Parquet of dates": (nanoseconds, PARQUET, ["data.parquet is not a Parquet file that can be read", "Nanosecond"]),
     "Parquet of bytes": (parquet(text=[b"\xff"]), PARQUET, ["data.parquet, row 1: text must be a string"]),
+    "Parquet with a column twice": (column_twice, PARQUET, ["several columns are called text"]),
     "Parquet of nulls": (
         parquet(text=["a", None]),
         PARQUET,

@@ -45,5 +45,5 @@ def test_more_processes_than_visible_npus(work: Path, simulated_npu: Path, monke
     monkeypatch.setenv("ENGINES_DEVICE", "npu")
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0")
     code, output = run(recipe(work, engine={"device": "npu"}, launch={"nproc": 2}))
-    assert code != 0
+    assert code == 2
     assert "2 processes need a npu device each, and 1 can be seen here" in output

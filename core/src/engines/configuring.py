@@ -31,7 +31,7 @@ def validate(model: type[M], data: Mapping[str, Any], *, where: str = "") -> M:
 
 def _fault(model: type[BaseModel], fault: Any, where: str) -> str:
     path = [part for part in fault["loc"] if isinstance(part, str | int)]
-    key = ".".join(str(part) for part in ([where] if where else []) + path) or where or "settings"
+    key = ".".join(str(part) for part in ([where] if where else []) + path)
     given = fault.get("input")
     if fault["type"] == "extra_forbidden":
         known = _known_keys(model, path[:-1])
@@ -43,8 +43,10 @@ def _fault(model: type[BaseModel], fault: Any, where: str) -> str:
         return f"{key}: must hold keys of its own, got {given!r}"
     message = fault["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
     if isinstance(given, Mapping | BaseModel) and fault["type"] == "value_error":
-        return f"{key}: {message}"
+        return f"{key}: {message}" if key else message  # of settings in several sections: it names them itself
     hint = ""
+    if fault["type"] == "string_type" and isinstance(given, int | float):
+        hint = " Put it in quotes to mean the text."
     if fault["type"] == "literal_error" and isinstance(given, str):
         hint = did_you_mean(given, _literals(model, path))
     return f"{key}: {message[:1].lower()}{message[1:]}, got {given!r}.{hint}"

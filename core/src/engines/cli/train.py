@@ -6,7 +6,16 @@ import click
 
 
 class _RecipeCommand(click.Command):
-    """A command whose help ends with the keys of a recipe."""
+    """A command whose help ends with the keys of a recipe, and whose overrides bear no dashes."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if "." not in error.option_name:
+                raise
+            said = f"{error.message} Overrides bear no dashes: {error.option_name.lstrip('-')}=VALUE."
+            raise click.NoSuchOption(error.option_name, said, ctx=error.ctx) from None
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from engines.recipes.reference import key_table

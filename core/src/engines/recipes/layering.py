@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from engines.errors import ConfigError
+from engines.errors import ConfigError, EnginesError
 
-_OVERRIDE = re.compile(r"[A-Za-z_][\w.\[\]]*=")
+_KEY: Final = r"[A-Za-z_][\w.\[\]]*"
+_OVERRIDE: Final = re.compile(rf"{_KEY}=")
+_KINDS: Final = {list: "a list", int: "a number", float: "a number", bool: "true or false"}
+_SPELT: Final = "Overrides are spelt KEY=VALUE, without spaces"
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -25,19 +28,14 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def read_layers(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Plain nested data of `files`, later ones over earlier ones, and `overrides` over all of them.
 
-    Raises `ConfigError` for a file that is missing or not YAML, for an override that isn't `key=value`, and for
+    Raises `ConfigError` for a file that is missing or not YAML, for an override that isn't `KEY=VALUE`, and for
     an interpolation (`${...}`) that leads nowhere.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     layers = [(str(file), _read_file(Path(file))) for file in files]
-    for override in overrides:
-        try:
-            layers.append((override, OmegaConf.from_dotlist([override])))
-        except (OmegaConfBaseException, YAMLError, ValueError) as error:
-            raise ConfigError(f"{override}: {_first_line(error)}", "Overrides are spelt key=value.") from None
+    layers += [(override, _read_override(override)) for override in overrides]
     whole: Any = OmegaConf.create({})
     for name, layer in layers:
         try:
@@ -54,26 +52,55 @@ def read_layers(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> d
     return {str(key): value for key, value in merged.items()}
 
 
-def _read_file(file: Path) -> Any:
-    from omegaconf import DictConfig, OmegaConf
+def _read_override(override: str) -> Any:
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
+
+    from engines.recipes.yaml_text import read_yaml
+
+    key, _, text = override.partition("=")
+    layer = OmegaConf.create({})
+    try:
+        OmegaConf.update(layer, key, read_yaml(text, override))
+    except EnginesError:
+        raise
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(f"{override}: {_first_line(error)}", f"{_SPELT}; VALUE is YAML.") from None
+    return layer
+
+
+def _read_file(file: Path) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from engines.recipes.yaml_text import read_yaml
 
     if file.is_dir():
         raise ConfigError(f"{file} is a folder, not a recipe file")
     if not file.is_file():
-        others = sorted(path.name for path in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
-        found = f"{file.parent} holds {', '.join(others)}." if others else None
-        raise ConfigError(f"there is no recipe file {file}", found)
+        raise _no_file(file)
     try:
-        layer = OmegaConf.load(file)
+        data = read_yaml(file.read_text("utf-8"), str(file))
+        if data is not None and not isinstance(data, dict):
+            raise ConfigError(f"{file} holds {_KINDS.get(type(data), 'a word')}, not the keys of a recipe")
+        return OmegaConf.create(data or {})
+    except EnginesError:
+        raise
     except OmegaConfBaseException as error:
         raise ConfigError(f"{file}: {_first_line(error)}") from None
     except (YAMLError, ValueError, OSError) as error:
         raise ConfigError(f"{file} is not YAML: {error}") from None
-    if not isinstance(layer, DictConfig):
-        raise ConfigError(f"{file} holds a list, not the keys of a recipe")
-    return layer
+
+
+def _no_file(file: Path) -> ConfigError:
+    """A mistyped file, or an override that lacks its value."""
+    if re.fullmatch(_KEY, str(file)) and file.suffix not in {".yaml", ".yml"}:
+        return ConfigError(f"{file} is neither a recipe file nor KEY=VALUE", f"{_SPELT}: {file}=VALUE.")
+    others = sorted(path.name for path in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
+    found = f"{file.parent} holds {', '.join(others)}." if others else None
+    return ConfigError(f"there is no recipe file {file}", found)
 
 
 def _first_line(error: Exception) -> str:

@@ -85,14 +85,29 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
                 continue
             place = f"{path}, line {number}"
             try:
-                fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                fields = json.loads(text, object_pairs_hook=_without_doubles)
             except UnicodeDecodeError as error:
                 raise DataError(f"{place}: not UTF-8: {error.reason} at byte {error.start}") from None
+            except _Twice as error:
+                raise DataError(f"{place}: {error} stands twice in an object", "Remove one of them.") from None
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{place}: broken JSON: {error}") from None
             if not isinstance(fields, dict):
                 raise DataError(f"{place}: a record is an object, got {_shown(fields)}")
             yield Record(place, fields)
+
+
+class _Twice(Exception):
+    """A key that stands twice, of which JSON would keep the last."""
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return fields
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:
@@ -101,11 +116,16 @@ def _read_parquet(path: Path) -> Iterator[Record]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if twice := sorted({name for name in columns if columns.count(name) > 1}):
+                raise DataError(f"{path}: several columns are called {', '.join(twice)}", "Remove all but one.")
             number = 0
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
                     yield Record(f"{path}, row {number}", _without_nulls(row))
+    except DataError:
+        raise
     except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
         raise DataError(f"{path} is not a Parquet file that can be read: {error}") from None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +53,11 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
         others=registry.engines_with,
     )
     limits = data_limits(recipe, model.vocab_size)
-    num_samples = _check_data(recipe.data.train, model, limits)
+    with named("data.train"):
+        num_samples = _check_data(recipe.data.train, model, limits)
     if recipe.data.eval is not None:
-        _check_data(recipe.data.eval, model, limits)
+        with named("data.eval"):
+            _check_data(recipe.data.eval, model, limits)
     return Checked(num_samples, total_steps(recipe.trainer, num_samples), model)
 
 
@@ -117,6 +121,15 @@ def total_steps(trainer: TrainerConfig, num_samples: int) -> int:
         return trainer.steps
     assert trainer.epochs is not None
     return math.ceil(trainer.epochs * num_samples / trainer.mini_batch_size)
+
+
+@contextmanager
+def named(key: str) -> Iterator[None]:
+    """Put the key that names a data file before what is wrong with it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{key}: {error.message}", error.remedy) from None
 
 
 def _check_data(file: str, model: ModelFolder, limits: Limits) -> int:

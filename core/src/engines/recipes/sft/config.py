@@ -27,7 +27,7 @@ class DataConfig(Config):
     @model_validator(mode="after")
     def _truncate_to_something(self) -> DataConfig:
         if self.overlong == "truncate" and self.max_length is None:
-            raise ValueError("overlong: truncate needs max_length, the length to cut to")
+            raise ValueError("overlong=truncate needs max_length, the length to cut to")
         return self
 
 

@@ -14,7 +14,7 @@ from engines.recipes.data import Samples, read_samples
 from engines.recipes.data.tokenizing import tokenize_with_folder
 from engines.recipes.model_folder import inspect_model
 from engines.recipes.output.folder import OutputFolder, Start
-from engines.recipes.sft.checks import data_limits, model_dir, output_dir, total_steps
+from engines.recipes.sft.checks import data_limits, model_dir, named, output_dir, total_steps
 from engines.recipes.sft.config import SFTRecipe
 from engines.recipes.sft.loading import MODEL_TYPE, build_recipe
 from engines.recipes.sft.loop import TrainingLoop
@@ -76,10 +76,12 @@ def _read_data(recipe: SFTRecipe) -> _Data:
     limits = data_limits(recipe, model.vocab_size)
     tokenize = tokenize_with_folder(model.path)
 
-    def read(file: str) -> Samples:
-        return read_samples(Path(file).expanduser(), limits, tokenize)
+    def read(key: str, file: str) -> Samples:
+        with named(f"data.{key}"):
+            return read_samples(Path(file).expanduser(), limits, tokenize)
 
-    return _Data(read(recipe.data.train), read(recipe.data.eval) if recipe.data.eval is not None else None)
+    train = read("train", recipe.data.train)
+    return _Data(train, read("eval", recipe.data.eval) if recipe.data.eval is not None else None)
 
 
 def _find_start(
