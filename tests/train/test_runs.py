@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from engines.recipes.output.folder import OutputFolder
-from support.commands import Command, gone, read_jsonl, read_lines, recipe, run, snapshot
+from support.commands import START_WITHIN_S, Command, gone, read_jsonl, read_lines, recipe, run, snapshot
 from support.kills import STEPS_PER_KILL, Killer, exact, export, kill_seed
 
 KILLS = 5
@@ -146,20 +146,29 @@ def test_the_same_on_two_machines_under_torchrun(work: Path) -> None:
     assert exact(theirs) == exact(ours)
     assert export(theirs) == export(ours)
 
-    refused = start_agents(file, f"trainer.output_dir={theirs}", "trainer.resume=never")
-    outputs = [agent.finish() for agent in refused]
+    # the machine of rank 0, which alone refuses, isn't the one that keeps the agents' rendezvous
+    refused = start_agents(file, f"trainer.output_dir={theirs}", "trainer.resume=never", host=1)
+    outputs = [agent.finish(START_WITHIN_S) for agent in refused]
     assert all(code != 0 for code, _ in outputs)
     assert "".join(output for _, output in outputs).count("Error: trainer.resume is never, but") == 1
 
 
-def start_agents(*arguments: str | Path) -> list[Command]:
-    """torchrun on two "machines", one process each; which of them has rank 0 is for them to say."""
+def start_agents(*arguments: str | Path, host: int = 0) -> list[Command]:
+    """torchrun on two "machines", one process each; `host` keeps their rendezvous. They decide who has rank 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{free.getsockname()[1]}"
     rendezvous = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={place}", "--rdzv-id=run")
-    words = (sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node=1", "-m", "engines")
-    return [Command(*arguments, launcher=words) for _ in range(2)]
+    return [
+        Command(
+            *arguments,
+            launcher=(
+                *(sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--rdzv-conf=is_host={agent == host}"),
+                *("--nproc-per-node=1", "-m", "engines"),
+            ),
+        )
+        for agent in range(2)
+    ]
 
 
 @pytest.mark.more

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from engines.launch.job import Job, Rank, RunFailed
 from engines.launch.launcher import launch
-from engines.launch.world import foreign_world, run_here
+from engines.launch.meeting import foreign_world, refusals_heard_by_all
+from engines.launch.world import run_here
 
-__all__ = ["Job", "Rank", "RunFailed", "foreign_world", "launch", "run_here"]
+__all__ = ["Job", "Rank", "RunFailed", "foreign_world", "launch", "refusals_heard_by_all", "run_here"]

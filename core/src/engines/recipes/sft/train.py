@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from engines.recipes.sft.loading import build_recipe
 from engines.selection import Selection
 
 if TYPE_CHECKING:
+    from engines.launch import Job
     from engines.recipes.model_folder import ModelFolder
     from engines.recipes.sft.checks import Checked
 
@@ -26,17 +28,27 @@ def train(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> int:
     Starts `launch.nproc` ranks, or takes part as one where another launcher (torchrun) started this process.
     Raises `EnginesError` for what the user must mend, before anything is written.
     """
+    from engines.launch import foreign_world, launch, refusals_heard_by_all, run_here
+
+    world = foreign_world()
+    with ExitStack() as held:
+        with refusals_heard_by_all(world):
+            job = _prepare(files, overrides, world, held)
+        if job is None:
+            return 0
+        return launch(job) if world is None else run_here(job, world[0])
+
+
+def _prepare(
+    files: Sequence[str | Path], overrides: Sequence[str], world: tuple[int, int] | None, held: ExitStack
+) -> Job | None:
+    """Check what can be checked now, say what will run, and hold the output folder; None: nothing is left to do."""
     recipe, selection = build_recipe(read_layers(files, overrides))
-    return _run(recipe, selection)
-
-
-def _run(recipe: SFTRecipe, selection: Selection) -> int:
     # imported here, since they bring numpy: a mistyped key is answered before that
-    from engines.launch import Job, foreign_world, launch, run_here
+    from engines.launch import Job
     from engines.recipes.output.folder import OutputFolder
     from engines.recipes.sft.checks import check, check_resumable, output_dir
 
-    world = foreign_world()
     rank, num_ranks = world or (0, recipe.launch.nproc)
     checked = check(recipe, selection, num_ranks)
     job = Job(
@@ -47,19 +59,19 @@ def _run(recipe: SFTRecipe, selection: Selection) -> int:
         env=dict(selection.env),
     )
     if rank != 0:
-        return run_here(job, rank)
+        return job
     folder = OutputFolder(output_dir(recipe))
     start = folder.start(recipe.trainer.resume, checked.total_steps)
     if start.finished and world is None:
         print(folder.say_finished(start.step, job.payload["recipe"]))
-        return 0
+        return None
     check_resumable(recipe, selection, start.checkpoint)
-    with folder.locked():
-        print(_introduction(recipe, selection, checked, num_ranks, world is not None))
-        if checked.model.checkpoint is not None and start.checkpoint is None:
-            print(_origin(checked.model))
-        sys.stdout.flush()
-        return launch(job) if world is None else run_here(job, rank)
+    held.enter_context(folder.locked())
+    print(_introduction(recipe, selection, checked, num_ranks, world is not None))
+    if checked.model.checkpoint is not None and start.checkpoint is None:
+        print(_origin(checked.model))
+    sys.stdout.flush()
+    return job
 
 
 def _introduction(recipe: SFTRecipe, selection: Selection, checked: Checked, num_ranks: int, foreign: bool) -> str:
