@@ -43,6 +43,8 @@ CASES: list[tuple[list[str], str]] = [
     (["verify", "--steps", "nan"], "Invalid value for '--steps'"),
     (["verify", "--steps", "9" * 30], "Invalid value for '--steps'"),
     (["verify", "--html", ""], "--html: . is a folder"),
+    (["verify", "--html", "/proc/page.html"], "--html: /proc/page.html can't be written: "),
+    (["verify", "--html", "a" * 300], "can't be written: File name too long"),
     (["schema", "recip"], 'Did you mean "recipe"?'),
     (["show", ""], 'No installed engine has the backend ""'),
     (["list", "--can", "nope"], '"nope" is not a capability'),

@@ -83,17 +83,19 @@ class TestDevice:
     ) -> None:
         assert registry.resolve("language_model", "wide", configured="cpu").device == "cpu"
         monkeypatch.setenv("ENGINES_DEVICE", "fast")
-        assert registry.resolve("language_model", "wide", configured="cpu").device == "fast"
+        chosen = registry.resolve("language_model", "wide", configured="cpu")
+        assert chosen.device == "fast"
+        assert "named by ENGINES_DEVICE over engine.device=cpu" in chosen.explain()
         chosen = registry.resolve("language_model", "wide", "faster", configured="cpu")
         assert chosen.device == "faster"
-        assert "named by the argument" in chosen.explain()
+        assert "named by the argument over ENGINES_DEVICE=fast and engine.device=cpu" in chosen.explain()
 
     def test_an_unknown_device_is_refused(self, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(LaunchError, match=r'the argument asks for device "cudda".*Did you mean "cuda"\?'):
             registry.resolve("language_model", "wide", "cudda")
         monkeypatch.setenv("ENGINES_DEVICE", "qpu")
-        with pytest.raises(LaunchError, match=r"ENGINES_DEVICE asks for device"):
-            registry.resolve("language_model", "wide")
+        with pytest.raises(LaunchError, match=r"ENGINES_DEVICE over engine.device=cpu asks for device"):
+            registry.resolve("language_model", "wide", configured="cpu")
 
     def test_a_device_that_the_backend_lacks(self, registry: Registry) -> None:
         with pytest.raises(EngineNotFound, match="it runs on cpu, fast"):

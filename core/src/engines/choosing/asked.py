@@ -31,7 +31,7 @@ class Asked:
     owner: str | None
     device: str | None
     device_by: str
-    """Who named the device."""
+    """Who named the device, over whom."""
 
     def owns(self, candidate: Candidate) -> bool:
         """Whether the candidate is of the distribution that was asked for, if one was."""
@@ -52,19 +52,11 @@ def ask(model_type: str, backend: str | None, device: str | None, configured: st
     word, at, owner = (backend or "").partition("@")
     if backend is not None and (not word or (at and not owner)):
         raise ConfigError(f'"{backend}" names no backend', "Write BACKEND or BACKEND@DISTRIBUTION, or leave it out.")
-    by, name = next(
-        (
-            (by, name)
-            for by, name in (
-                ("the argument", device),
-                (DEVICE_VARIABLE, named_device()),
-                ("the configuration", configured),
-            )
-            if name
-        ),
-        ("", None),
-    )
-    return Asked(model_type, word or None, owner or None, name, by)
+    named = {"the argument": device, DEVICE_VARIABLE: named_device(), "engine.device": configured}
+    by, name = next(((by, name) for by, name in named.items() if name), ("", None))
+    over = [f"{each}={other}" for each, other in named.items() if other and other != name]
+    asked_by = f"{by} over {' and '.join(over)}" if over else by
+    return Asked(model_type, word or None, owner or None, name, asked_by)
 
 
 def _plain(distribution: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,17 @@ TEMPLATE = "page.html"
 
 
 def check_writable(file: Path) -> None:
-    """Raise `ConfigError` if the page can't be written there."""
-    folder = file.absolute().parent
-    if file.is_dir():
-        raise ConfigError(f"--html: {file} is a folder", f"Name a file in it: {file / TEMPLATE}")
-    if not folder.is_dir():
-        raise ConfigError(f"--html: there is no folder {folder} to write {file.name} into")
-    if not os.access(file if file.exists() else folder, os.W_OK):
-        raise ConfigError(f"--html: {file} can't be written")
+    """Raise `ConfigError` if the page can't be written there; tried, since permissions don't tell all."""
+    try:
+        if file.is_dir():
+            raise ConfigError(f"--html: {file} is a folder", f"Name a file in it: {file / TEMPLATE}")
+        if not file.absolute().parent.is_dir():
+            raise ConfigError(f"--html: there is no folder {file.absolute().parent} to write {file.name} into")
+        part = _part(file)
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise ConfigError(f"--html: {file} can't be written: {error.strerror}") from None
 
 
 def write_page(report: Report, file: Path) -> None:
@@ -43,9 +45,13 @@ def write_page(report: Report, file: Path) -> None:
             model: draw(report, model) for model in dict.fromkeys(row.model for row in report.rows if row.trained)
         },
     )
-    part = file.with_name(f".{file.name}.part")
+    part = _part(file)
     part.write_text(text)
     part.replace(file)
+
+
+def _part(file: Path) -> Path:
+    return file.with_name(f".{file.name}.part")
 
 
 def _cells(row: Row) -> dict[str, Any]:
