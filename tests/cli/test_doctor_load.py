@@ -8,6 +8,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from support.fake_plugins import manifest, plugin
 
 MISSPELT = """
@@ -21,6 +23,7 @@ class Engine(ReferenceEngine):
 """
 
 
+@pytest.mark.more
 def test_a_misspelt_hook(tmp_path: Path) -> None:
     declared = manifest("fake_misspelt", "misspelt", capabilities='["export"]')
     zipfile.ZipFile(plugin("misspelt", declared, code=MISSPELT).build(tmp_path)).extractall(tmp_path / "site")

@@ -23,7 +23,6 @@ POISON = 255
     [
         pytest.param("fsdp2", {}),
         pytest.param("megatron", {"pipeline_parallel_size": 2}, marks=pytest.mark.more),
-        pytest.param("megatron", {"distributed_optimizer": True}, marks=pytest.mark.more),
     ],
 )
 def test_bad_samples_stop_a_run_that_names_them(work: Path, strategy: str, layout: dict[str, Any]) -> None:

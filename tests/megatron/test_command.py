@@ -22,7 +22,7 @@ def work(tmp_path: Path, deep) -> Path:
     return tmp_path
 
 
-def test_a_run_says_what_it_was_and_goes_on(work):
+def test_a_run_says_what_it_was_and_goes_on_with_no_other_engine(work):
     engine = {"strategy": "megatron", "expert_parallel_size": 2}
     file = recipe(work, engine=engine, launch={"nproc": 2})
     code, output = run(file)
@@ -38,24 +38,6 @@ def test_a_run_says_what_it_was_and_goes_on(work):
         assert line["moe/load_balancing_loss"] > 0 and line["moe/busiest_expert"] >= 1
         assert sum(f"moe/tokens_per_expert/{expert}" in line for expert in range(8)) == 8
 
-    code, output = run(file, "trainer.steps=6")
-    assert code == 0, output
-    assert [line["step"] for line in read_jsonl(work / "out" / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
-
     code, output = run(file, "trainer.steps=8", "engine={strategy: fsdp2, device: cpu}", "launch.nproc=1")
     assert code == 2, output
     assert "megatron" in output and "fsdp2" in output and "Traceback" not in output
-
-
-@pytest.mark.more
-def test_the_model_goes_on_with_the_other_engine(work):
-    code, output = run(recipe(work, engine={"strategy": "megatron"}), "trainer.steps=2")
-    assert code == 0, output
-    step = work / "out" / "checkpoints" / "step-2"
-    other = work / "other"
-    code, output = run(
-        recipe(work, model={"path": str(step)}), "trainer.steps=1", f"trainer.output_dir={other}", "launch.nproc=2"
-    )
-    assert code == 0, output
-    assert "step 2" in output and "megatron" in output
-    assert read_jsonl(other / "metrics.jsonl")[0]["loss"] < read_jsonl(work / "out" / "metrics.jsonl")[0]["loss"]

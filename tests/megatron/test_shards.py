@@ -144,11 +144,12 @@ DISTRIBUTED = {"tp2 cp2", "ep2", "pp2 ep2", "dp2", "tp2 etp2", "tp2 ep2"}
 
 
 def _cases() -> Iterable[Any]:
-    for family in FAMILIES:
-        for layout in (layout for layout in LAYOUTS if fits(family, layout)):
-            for dtype in ("float32", "bfloat16"):
-                marks = () if (family, layout, dtype) in SAMPLE else pytest.mark.more
-                yield pytest.param(family, layout, dtype, {}, marks=marks)
+    """Every model at every layout, in one of the two dtypes: each layout meets both."""
+    for place, layout in enumerate(LAYOUTS):
+        for turn, family in enumerate(family for family in FAMILIES if fits(family, layout)):
+            dtypes = {dtype for one, at, dtype in SAMPLE if (one, at) == (family, layout)}
+            for dtype in dtypes or {("float32", "bfloat16")[(place + turn) % 2]}:
+                yield pytest.param(family, layout, dtype, {}, marks=() if dtypes else pytest.mark.more)
     for family in ("qwen3_moe", "llama_tied"):
         for layout in (layout for layout in LAYOUTS if layout in DISTRIBUTED and fits(family, layout)):
             yield pytest.param(family, layout, "bfloat16", {"distributed_optimizer": True})

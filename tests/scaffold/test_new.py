@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,11 +109,12 @@ def test_it_passes_the_kit_in_an_empty_venv(tmp_path: Path, monkeypatch: pytest.
     ]
     python = str(venv.python)
     run(chip, python, "-m", "mypy")
-    for folder, heading in (
-        (chip, "my-chip on chip (engines-my-chip 0.1.0)"),
-        (plain, "plain on cpu (engines-plain 0.1.0)"),
-    ):
-        said = run(folder, python, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    headings = {chip: "my-chip on chip (engines-my-chip 0.1.0)", plain: "plain on cpu (engines-plain 0.1.0)"}
+    with ThreadPoolExecutor() as both:
+        outputs = both.map(
+            lambda folder: run(folder, python, "-m", "pytest", "-q", "-p", "no:cacheprovider"), headings
+        )
+    for said, heading in zip(outputs, headings.values(), strict=True):
         assert heading in said
         for capability in REFERENCE["capabilities"]:
             assert re.search(rf"^{capability} +proven by", said, re.MULTILINE), said

@@ -1,4 +1,4 @@
-"""`engines train` with a checkpoint for model.path: the weights of a run, and a start of its own."""
+"""`engines train` with another engine's checkpoint for model.path: its weights, and a start of its own."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def export(out: Path) -> dict[str, bytes]:
 def test_a_run_from_a_checkpoint_is_one_from_its_export(work: Path) -> None:
     tiny_tokenizer(work / "model")
     write_jsonl(work / "data.jsonl", [{"text": f"text number {number}"} for number in range(9)])
-    file = recipe(work, trainer={"steps": 2}, launch={"nproc": 2})
-    code, output = run(file)
+    pipeline = {"strategy": "megatron", "pipeline_parallel_size": 2}
+    code, output = run(recipe(work, trainer={"steps": 2}, engine=pipeline, launch={"nproc": 2}))
     assert code == 0, output
     assert "weights of checkpoint" not in output
     shutil.rmtree(work / "model")
 
     checkpoint, ours, theirs = work / "out/checkpoints/step-2", work / "ours", work / "theirs"
-    alone = (file, "launch.nproc=1", "trainer.save_every=1", "trainer.keep=1", "optimizer.schedule=linear")
+    file = recipe(work, trainer={"steps": 2})
+    alone = (file, "trainer.save_every=1", "trainer.keep=1", "optimizer.schedule=linear")
     code, output = run(*alone, f"model.path={checkpoint}", f"trainer.output_dir={ours}")
     assert code == 0, output
-    origin = f"weights of checkpoint {checkpoint}, step 2 of a run with fsdp2; optimizer and schedule start afresh"
+    origin = f"weights of checkpoint {checkpoint}, step 2 of a run with megatron; optimizer and schedule start afresh"
     assert origin in output
     code, output = run(*alone, f"model.path={work / 'out/export'}", f"trainer.output_dir={theirs}")
     assert code == 0, output
@@ -46,7 +47,7 @@ def test_a_run_from_a_checkpoint_is_one_from_its_export(work: Path) -> None:
     assert {"tokenizer.json", "generation_config.json"} <= export(ours).keys()
 
     goes_on = ("trainer.steps=3", f"model.path={checkpoint}", f"trainer.output_dir={ours}")
-    code, output = run(file, "launch.nproc=1", "optimizer.schedule=linear", *goes_on)
+    code, output = run(file, "optimizer.schedule=linear", *goes_on)
     assert code == 0, output
     assert f"going on from {ours}/checkpoints/step-2" in output
     assert "weights of checkpoint" not in output
