@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engines.checkpoint import CheckpointStore
+from engines.checkpoint_folder import checksum
 from engines.cli.main import main
 from support.checkpoints import save_whole
 from support.commands import snapshot
@@ -22,6 +25,10 @@ def out(tmp_path: Path) -> Path:
     for step in (5, 20):
         save_whole(tmp_path / f"out/checkpoints/step-{step}", step=step)
     return tmp_path / "out"
+
+
+TWICE = b'{"format": 1, '
+"""Before a manifest's own "format"."""
 
 
 def flip_a_bit(file: Path) -> None:
@@ -93,7 +100,9 @@ def test_list(out: Path, capsys: Any) -> None:
     assert first.split()[0] == "step-5" and first.endswith("fsdp2 on 1 cpu  model, optimizer, state  complete")
     assert second.endswith("damaged")
     assert reason.startswith(f"{out}/checkpoints/step-20/index.json has 1 bytes")
+    os.utime(out / "checkpoints/step-5/manifest.json", (0, 0))  # as a copy may have it
     rows = json.loads(say(capsys, "list", "--json", out)[1])
+    assert datetime.now() - datetime.fromisoformat(rows[0]["saved"]) < timedelta(minutes=5)
     assert [(row["step"], row["status"]) for row in rows] == [(5, "complete"), (20, "damaged")]
     assert rows[0]["holds"] == ["model", "optimizer", "state"]
     folder = out / "checkpoints/step-5"
@@ -107,8 +116,37 @@ def test_show(out: Path, capsys: Any) -> None:
     assert said.splitlines()[0].startswith(f"{out}/checkpoints/step-20: step 20, ")
     for words in ("by fsdp2 on cpu", "LlamaForCausalLM, a language model", "lr=0.001", "state.json"):
         assert words in said
+    assert "each file has its size; verify compares checksums" in said
     shown = json.loads(say(capsys, "show", "--json", out / "checkpoints/step-5")[1])
-    assert (shown["info"]["step"], shown["held"]) == (5, ["model", "optimizer", "state"])
+    assert (shown["info"]["step"], shown["held"], shown["faults"]) == (5, ["model", "optimizer", "state"], [])
+
+
+def test_show_tells_of_damage(out: Path, capsys: Any) -> None:
+    step = out / "checkpoints/step-20"
+    flip_a_bit(step / "index.json")
+    code, said = say(capsys, "show", step)
+    assert code == 0
+    assert said.splitlines()[1].startswith(f"  status      damaged: {step}/index.json has changed")
+    os.truncate(step / "model-00000-of-00001.safetensors", 9)
+    lost = f"{step}/model-00000-of-00001.safetensors has 9 bytes"
+    assert lost in json.loads(say(capsys, "show", "--json", step)[1])["faults"][1]
+    code, said = say(capsys, "show", out)
+    assert code == 0 and f"{out}/checkpoints/step-5: step 5, " in said and f"step-20 is damaged: {lost}" in said
+    flip_a_bit(out / "checkpoints/step-5/manifest.json")
+    code, said = say(capsys, "show", out)
+    assert code == 2 and "holds no complete checkpoint\nstep-5 is damaged: " in said
+
+
+def test_manifests_that_say_no_time(out: Path, capsys: Any) -> None:
+    """Those of earlier versions."""
+    file = out / "checkpoints/step-5/manifest.json"
+    data = json.loads(file.read_bytes())
+    del data["saved"], data["xxh3"]
+    file.write_text(json.dumps({**data, "xxh3": checksum(data)}))
+    os.utime(file, (1e9, 1e9))
+    assert say(capsys, "verify", out)[0] == 0
+    rows = json.loads(say(capsys, "list", "--json", out)[1])
+    assert rows[0]["saved"] == datetime.fromtimestamp(1e9).isoformat(" ")
 
 
 def test_they_import_no_torch(out: Path) -> None:
@@ -137,6 +175,12 @@ def test_convert_refuses_before_it_reads(out: Path, tmp_path: Path, capsys: Any)
     (target / "notes.txt").touch()
     code, said = say(capsys, "convert", step, target)
     assert code == 2 and f"{target} already holds something" in said
+    for inside, around in {"step-30": "", "step-5/model": "step-5", ".x/y": ""}.items():
+        code, said = say(capsys, "convert", step, out / "checkpoints" / inside)
+        assert code == 2 and f"{inside} would lie in {out / 'checkpoints' / around}, where checkpoints alone" in said
+    step.rename(tmp_path / "copied")
+    code, said = say(capsys, "convert", tmp_path / "copied", tmp_path / "copied/model")
+    assert code == 2 and f"would lie in {tmp_path}/copied, where" in said
 
 
 @pytest.mark.parametrize("command", ["list", "show", "verify", "convert"])
@@ -150,7 +194,7 @@ def test_convert_refuses_before_it_reads(out: Path, tmp_path: Path, capsys: Any)
         ("~nobody0/out", "there is no user 'nobody0'"),
         ("s3://bucket/out", "is a URL"),
         ("loop", "loop"),
-        ("recipe.yaml", "recipe.yaml"),
+        ("recipe.yaml", "recipe.yaml is a file, not a folder"),
     ],
 )
 def test_paths_that_are_none(
@@ -165,15 +209,39 @@ def test_paths_that_are_none(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\0", b"[]", b"[" * 100_000, b'{"format": [1]}', None])
+@pytest.mark.parametrize("content", [b"\xff\xfe\0", b"[]", b"[" * 100_000, b'{"format": [1]}', TWICE, None])
 def test_a_manifest_of_something_else(content: bytes | None, out: Path, capsys: Any) -> None:
     """Whatever it is, even a folder, it is named, and nothing else is wrong."""
     manifest = out / "checkpoints/step-20/manifest.json"
+    held = manifest.read_bytes()
     manifest.unlink()
-    manifest.write_bytes(content) if content is not None else manifest.mkdir()
+    manifest.write_bytes(content + held[1:] * (content == TWICE)) if content is not None else manifest.mkdir()
     code, message = say(capsys, "verify", out)
-    assert code == (1 if content is not None else 0)
-    assert "step-5   whole" in message and "step-20/manifest.json" in message.replace("step-20 has no m", "step-20/m")
+    assert code == 1
+    assert "step-5   whole" in message and "step-20/manifest.json" in message
+    assert list(CheckpointStore(out / "checkpoints").listing().damaged) == [manifest.parent]
     code, message = say(capsys, "show", manifest.parent)
     assert code == 2 and "manifest.json" in message
     assert say(capsys, "show", out)[1].startswith(f"{out}/checkpoints/step-5: step 5")
+
+
+def test_what_may_not_be_read(out: Path) -> None:
+    """A manifest, and the file of a shard, are damaged; a folder of checkpoints is the user's to mend."""
+    unprivileged = Path(__file__).parent.parent / "support/unprivileged.py"
+
+    def verify() -> tuple[int, str]:
+        words = [sys.executable, unprivileged, sys.executable, "-m", "engines", "checkpoint", "verify", out]
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    refused = [
+        out / "checkpoints/step-5/model-00000-of-00001.safetensors",
+        out / "checkpoints/step-20/manifest.json",
+    ]
+    for file in refused:
+        file.chmod(0)
+    code, said = verify()
+    assert code == 1 and all(f"{file} can't be read: Permission denied" in said for file in refused)
+    (out / "checkpoints").chmod(0)
+    assert verify() == (2, f"Error: {out}/checkpoints can't be read or written: Permission denied\n")
+    (out / "checkpoints").chmod(0o700)

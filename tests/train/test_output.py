@@ -110,6 +110,10 @@ def test_where_a_run_begins(tmp_path: Path) -> None:
     assert other.start(str(folder.checkpoint(4)), 20) == Start(folder.checkpoint(4), 4, finished=False)
     with pytest.raises(ConfigError, match="already holds step-10"):
         folder.start(str(folder.checkpoint(4)), 20)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is a file, not the folder of a checkpoint"):
+        other.start(str(folder.checkpoint(4) / "manifest.json"), 20)
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*step-5"):
+        other.start(str(folder.checkpoint(5)), 20)
     with pytest.raises(ConfigError, match="already holds step-3"):
         checkpoints(other, 3)
         other.start(str(folder.checkpoint(4)), 20)
@@ -143,7 +147,12 @@ def test_a_finished_run_is_finished_as_far_as_its_checkpoints_say(tmp_path: Path
     folder.write_run({"steps": 10, "finished": True})
     shutil.rmtree(folder.checkpoint(10))
     assert folder.start("auto", 10) == Start(folder.checkpoint(8), 8, finished=False)
+    folder.run.write_bytes(b"")
+    assert folder.start("auto", 10) == Start(folder.checkpoint(8), 8, finished=False)
     shutil.rmtree(folder.checkpoints)
+    with pytest.raises(ConfigError, match=r"run\.json is damaged: a finished run may lie here"):
+        folder.start("auto", 10)
+    folder.write_run({"steps": 10, "finished": True})
     for steps in (8, 10, 12):
         with pytest.raises(ConfigError, match="a finished run of 10 steps, but none of its checkpoints") as caught:
             folder.start("auto", steps)
@@ -171,6 +180,18 @@ def test_a_finished_run_tells_what_was_not_done(tmp_path: Path) -> None:
         "  trainer.steps: 10 then, 8 now",
         "  optimizer.lr: 0.1 then, 0.2 now",
     ]
+    data = tmp_path / "data.jsonl"
+    for file, time in ((folder.run, 2e9), (data, 1e9)):
+        file.touch()
+        os.utime(file, (time, time))
+    folder.recipe.write_text(f"data:\n  train: {data}\n")
+    assert len(folder.say_finished(10, {"data": {"train": str(data)}}).splitlines()) == 1
+    os.utime(data, (3e9, 3e9))
+    said = folder.say_finished(10, {"data": {"train": str(data)}})
+    assert said.splitlines()[1:] == [
+        "Written after it, and so perhaps not what was learned:",
+        f"  data.train: {data}",
+    ]
 
 
 @pytest.mark.parametrize("held", [b"trainer: [1", b"- 1", b"\xff\xfe\x00"])
@@ -183,8 +204,10 @@ def test_a_damaged_recipe_of_before_stops_nothing(held: bytes, tmp_path: Path) -
 def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path / "a" / "b")
     with pytest.raises(ZeroDivisionError), folder.locked():
-        with pytest.raises(ConfigError, match="in use by another run"), folder.locked():
-            pass
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="in use by another run"), folder.locked():
+                pass
+            (folder.path / ".lock").unlink(missing_ok=True)  # by somebody who takes it for a leftover
         raise ZeroDivisionError
     assert snapshot(tmp_path) == {}
     with pytest.raises(ZeroDivisionError), folder.locked():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engines.checkpoint.weights import CheckpointWeights, open_weights
-from engines.checkpoint_folder import is_checkpoint, look, why_no_model
+from engines.checkpoint_folder import enclosing, is_checkpoint, look, why_no_model
 from engines.durable import local_folder
 from engines.errors import CheckpointError, ModelError
 from engines.models import build_causal_lm, export_plan, load_plan
@@ -23,16 +23,20 @@ def convert(source: str | Path, target: str | Path, *, dtype: torch.dtype = torc
     Called by one process. `source`: one checkpoint, of any engine and layout. Tensors are read one by one, or, where
     the model fuses several, as many as it fuses; beside them one file of the folder is in memory. What is read is
     verified first. Raises `CheckpointError` for a checkpoint that is incomplete or damaged, `ModelError` for one
-    whose weights transformers can't name, and for a `target` that holds anything.
+    whose weights transformers can't name, and for a `target` that holds anything, or would lie among checkpoints.
     """
     path = local_folder(source, error=CheckpointError)
     folder = local_folder(target, error=ModelError)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ModelError(f"{folder} already holds something", "name an empty or new folder")
+    if around := enclosing(folder):
+        raise ModelError(f"{folder} would lie in {around}, where checkpoints alone do", "name a folder elsewhere")
     if error := why_no_model(path):
         raise type(error)(error.message.removeprefix("model.path: "), error.remedy)
     if not is_checkpoint(path):
-        raise CheckpointError(f"{path} is no checkpoint" if path.is_dir() else f"there is no checkpoint {path}")
+        if path.exists():
+            raise CheckpointError(f"{path} is {'a file, not a folder' if path.is_file() else 'no checkpoint'}")
+        raise CheckpointError(f"there is no checkpoint {path}")
     model_type = look(path).model_type
     weights = open_weights(path)
     assert isinstance(weights, CheckpointWeights)

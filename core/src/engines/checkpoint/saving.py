@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -200,6 +201,7 @@ class Saving:
         if self._state is not None:
             files[STATE] = write_chunks(temporary / STATE, [self._state])
         manifest = Manifest(
+            saved=datetime.now(UTC).replace(microsecond=0),
             info=self._info,
             contents=tuple(part for part in PARTS if any(key.startswith(f"{part}.") for key in index.tensors)),
             files={name: FileRecord(size=one.size, xxh3=one.xxh3) for name, one in sorted(files.items())},

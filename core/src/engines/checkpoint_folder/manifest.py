@@ -7,10 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import AwareDatetime, Field, JsonValue, ValidationError
 
 from engines.checkpoint_folder import strict_json
-from engines.checkpoint_folder.names import COPY, INDEX, MANIFEST, STATE
+from engines.checkpoint_folder.names import COPY, INDEX, MANIFEST, STATE, has_manifest
 from engines.config import Config
 from engines.errors import CheckpointError
 
@@ -100,6 +100,8 @@ class Manifest(Config):
     """`manifest.json`: a folder that has a valid one is a complete checkpoint."""
 
     format: Literal[1] = 1
+    saved: AwareDatetime | None = None
+    """When it was written, in UTC; None: manifests didn't say so yet."""
     info: CheckpointInfo
     contents: tuple[Part, ...]
     """Parts whose tensors are there."""
@@ -171,7 +173,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise CheckpointError(f"there is no checkpoint {folder}")
     file = folder / MANIFEST
-    if not file.is_file():
+    if not has_manifest(folder):
         raise CheckpointError(f"{folder} is not a complete checkpoint: it has no {MANIFEST}")
     data = strict_json.read(file)
     if not isinstance(data, dict) or "format" not in data:

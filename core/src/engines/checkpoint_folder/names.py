@@ -25,9 +25,28 @@ WRITTEN: Final = (*PIECES, "model-*-of-*.safetensors", INDEX, STATE)
 _NOT_FOR_WEIGHTS: Final = re.compile(rf"(optimizer|rank)-[0-9]+-of-[0-9]+\.safetensors|{COPY}/.*")
 
 
+def has_manifest(path: Path) -> bool:
+    """Whether a save came to its end in a folder. What can't be looked into counts: it is damaged, not unfinished."""
+    try:
+        return (path / MANIFEST).exists()
+    except PermissionError:
+        return True
+
+
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is a complete checkpoint and not a Hugging Face folder; damaged ones count."""
-    return (path / MANIFEST).is_file() and not any((path / name).is_file() for name in PRETRAINED)
+    return (path / MANIFEST).exists() and not any((path / name).is_file() for name in PRETRAINED)
+
+
+def enclosing(path: Path) -> Path | None:
+    """The checkpoint, or the folder of a run's checkpoints, in which a path lies or would lie; None: in neither."""
+    real = path.resolve()
+    return next((folder for folder in (real, *real.parents) if _holds_checkpoints(folder)), None)
+
+
+def _holds_checkpoints(folder: Path) -> bool:
+    itself = is_checkpoint(folder) and (folder / INDEX).is_file()
+    return itself or (folder.name == "checkpoints" and bool(steps(folder, Path.is_dir)))
 
 
 def needed_for_weights(name: str) -> bool:
@@ -37,6 +56,6 @@ def needed_for_weights(name: str) -> bool:
 
 def steps(folder: Path, holds: Callable[[Path], bool] | None = None) -> list[int]:
     """N of every step-N in `folder` that has a manifest (or that `holds`), ascending."""
-    holds = holds or (lambda path: (path / MANIFEST).is_file())
+    holds = holds or has_manifest
     found = folder.iterdir() if folder.is_dir() else ()
     return sorted(int(match[1]) for path in found if (match := STEP.fullmatch(path.name)) and holds(path))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.manifest import read_manifest
-from engines.checkpoint_folder.names import MANIFEST, STEP, WRITTEN
+from engines.checkpoint_folder.names import MANIFEST, STEP, WRITTEN, has_manifest
 from engines.durable import Leftover, leftovers, local_folder, remove
 from engines.errors import CheckpointError
 
@@ -115,7 +115,7 @@ def checkpoint_number(path: Path) -> int:
 
 def _is_unfinished(path: Path) -> bool:
     """Whether it is empty, or has files of a checkpoint and not the one that is written last."""
-    if not path.is_dir() or (path / MANIFEST).exists():
+    if not path.is_dir() or has_manifest(path):
         return False
     names = {inner.name for inner in path.iterdir()}
     return not names or any(fnmatch(name, pattern) for name in names for pattern in WRITTEN)

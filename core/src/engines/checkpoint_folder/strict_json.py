@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,24 @@ def encode(value: Any, *, what: str, indent: int | None = None) -> bytes:
 
 
 def read(file: Path) -> Any:
-    """The contents of a JSON file. Raises `CheckpointError` if it is missing or not JSON."""
+    """The contents of a JSON file. Raises `CheckpointError` if it can't be read, or isn't clearly JSON."""
     try:
-        return json.loads(file.read_bytes())
+        return json.loads(file.read_bytes(), object_pairs_hook=_object)
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
+    except OSError as cause:
+        raise CheckpointError(f"{file} can't be read: {cause.strerror}") from cause
     except (ValueError, RecursionError) as cause:
         raise CheckpointError(f"{file} is not JSON: {cause}") from cause
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values under one key nobody could say which is meant."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"it holds {json.dumps(twice)} twice")
+    return members
 
 
 def _changed(before: Any, after: Any, place: str = "") -> str | None:

@@ -46,17 +46,24 @@ def list_checkpoints(path: str, as_json: bool) -> None:
 @click.argument("path")
 @click.option("--json", "as_json", is_flag=True, help="All that the manifest says, as one object.")
 def show_checkpoint(path: str, as_json: bool) -> None:
-    """Everything about one checkpoint; of several the latest complete one."""
+    """Everything about one checkpoint; of several the latest complete one.
+
+    Tensors are looked at by the sizes of their files, all else by its checksum; `verify` reads them, too.
+    """
     from engines.checkpoint_folder import read_manifest
+    from engines.checkpoint_folder.faults import quick_faults
     from engines.cli.checkpoint_rows import find_latest
 
-    folder = find_latest(path)
+    folder, later = find_latest(path)
+    for line in later:
+        click.echo(line, err=True)
     manifest = read_manifest(folder)
+    found = quick_faults(folder, manifest)
     if as_json:
-        held = {"path": str(folder), "held": manifest.held, "size": manifest.size}
+        held = {"path": str(folder), "held": manifest.held, "size": manifest.size, "faults": found}
         click.echo(json.dumps({**held, **manifest.model_dump(mode="json")}, indent=2))
     else:
-        click.echo("\n".join(_lines(folder, manifest)))
+        click.echo("\n".join(_lines(folder, manifest, found)))
 
 
 @checkpoint.command()
@@ -113,14 +120,15 @@ def convert(path: str, target: str, dtype: str) -> None:
     click.echo(f"{target}: the weights of {path} as {dtype}")
 
 
-def _lines(folder: Path, manifest: Manifest) -> list[str]:
+def _lines(folder: Path, manifest: Manifest, faults: list[str]) -> list[str]:
     from engines.cli.checkpoint_rows import saved_at, size_of
 
     info = manifest.info
     sizes = {name: value for name, value in info.layout.items() if value not in (1, False)}
     layout = ", ".join(f"{name}={value}" for name, value in sizes.items())
     facts = {
-        "saved": f"{saved_at(folder)}, by {info.backend} on {info.device}",
+        "status": f"damaged: {'; '.join(faults)}" if faults else "each file has its size; verify compares checksums",
+        "saved": f"{saved_at(folder, manifest)}, by {info.backend} on {info.device}",
         "layout": f"{info.world_size} process{'es' if info.world_size > 1 else ''}{f': {layout}' * bool(layout)}",
         "holds": ", ".join(manifest.held),
         "model": f"{info.model.architecture}, a {info.model_type.replace('_', ' ')}",

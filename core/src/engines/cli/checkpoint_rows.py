@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from engines.checkpoint_folder import MANIFEST, Manifest, is_checkpoint, latest, read_manifest
+from engines.checkpoint_folder import (
+    MANIFEST,
+    Manifest,
+    has_manifest,
+    is_checkpoint,
+    latest,
+    read_manifest,
+)
 from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.names import PIECES, STEP
-from engines.checkpoint_folder.store import CheckpointStore, Listing
+from engines.checkpoint_folder.store import CheckpointStore, Listing, checkpoint_number
 from engines.durable import local_folder
 from engines.errors import CheckpointError
 
 Status = Literal["complete", "damaged", "incomplete"]
+_NAME_ONE = "Name a run's output folder, its checkpoints/, or one checkpoint."
 COLOURS = {"complete": "green", "damaged": "red", "incomplete": "yellow"}
 _LEFT_BY = {
     "tmp": "is being saved, or its save was interrupted",
@@ -42,7 +50,7 @@ class Row:
             "status": self.status,
             "faults": list(self.faults),
             "step": info.step if info else None,
-            "saved": saved_at(self.path) if self.manifest else None,
+            "saved": saved_at(self.path, self.manifest) if self.manifest else None,
             "size": self.manifest.size if self.manifest else None,
             "holds": list(self.manifest.held) if self.manifest else [],
             "backend": info.backend if info else None,
@@ -67,33 +75,45 @@ def find_rows(path: str) -> list[Row]:
     return [*map(_row, listing.complete.values()), *others, *left]
 
 
-def find_latest(path: str) -> Path:
-    """The checkpoint that `path` names, or the latest complete one in there. Raises `CheckpointError`."""
+def find_latest(path: str) -> tuple[Path, list[str]]:
+    """The checkpoint that `path` names, or the latest complete one in there; a line for each later one, all damaged.
+
+    Raises `CheckpointError` where there is none.
+    """
     folder = local_folder(path, error=CheckpointError).expanduser()
     if is_step(path):
-        return folder
-    complete = _listing(folder).complete
-    if not complete:
-        raise CheckpointError(f"{path} holds no complete checkpoint")
-    return complete[max(complete)]
+        return folder, []
+    listing = _listing(folder)
+    last = max(listing.complete, default=-1)
+    damaged = [
+        f"{damaged.name} is damaged: {why}"
+        for damaged, why in listing.damaged.items()
+        if checkpoint_number(damaged) > last
+    ]
+    if last < 0:
+        raise CheckpointError("\n".join([f"{path} holds no complete checkpoint", *damaged]))
+    return listing.complete[last], damaged
 
 
 def is_step(path: str) -> bool:
     """Whether a folder is one checkpoint, complete or not. Raises `CheckpointError` if there is none."""
     folder = Path(path).expanduser()
+    if folder.is_file():
+        raise CheckpointError(f"{path} is a file, not a folder", _NAME_ONE)
     if not folder.is_dir():
         others = latest(folder.parent) if STEP.fullmatch(folder.name) else None
         raise CheckpointError(f"there is no folder {path}", others)
     return (
-        is_checkpoint(folder)
-        or STEP.fullmatch(folder.name) is not None
+        STEP.fullmatch(folder.name) is not None
+        or is_checkpoint(folder)
         or any(next(folder.glob(pattern), None) for pattern in PIECES)
     )
 
 
-def saved_at(checkpoint: Path) -> str:
-    """When its manifest was written, to the second, in local time."""
-    return datetime.fromtimestamp((checkpoint / MANIFEST).stat().st_mtime).isoformat(" ", "seconds")
+def saved_at(checkpoint: Path, manifest: Manifest) -> str:
+    """When it was written, to the second, in local time. A manifest without it has the time of its own file."""
+    written = manifest.saved or datetime.fromtimestamp((checkpoint / MANIFEST).stat().st_mtime, UTC)
+    return written.astimezone().replace(tzinfo=None).isoformat(" ", "seconds")
 
 
 def size_of(manifest: Manifest) -> str:
@@ -127,7 +147,7 @@ def _cells(row: Row) -> tuple[str, str, str, str]:
         return ("", "", "", "")
     info = row.manifest.info
     by = f"{info.backend} on {info.world_size} {info.device}"
-    return saved_at(row.path)[:-3], size_of(row.manifest), by, ", ".join(row.manifest.held)
+    return saved_at(row.path, row.manifest)[:-3], size_of(row.manifest), by, ", ".join(row.manifest.held)
 
 
 def _listing(folder: Path) -> Listing:
@@ -135,14 +155,12 @@ def _listing(folder: Path) -> Listing:
     listing = CheckpointStore(inner if inner.is_dir() else folder).listing()
     known = inner.is_dir() or folder.name == "checkpoints" or (folder / "metrics.jsonl").is_file()
     if not known and not any(vars(listing).values()):
-        raise CheckpointError(
-            f"{folder} holds no checkpoints", "Name a run's output folder, its checkpoints/, or one checkpoint."
-        )
+        raise CheckpointError(f"{folder} holds no checkpoints", _NAME_ONE)
     return listing
 
 
 def _row(path: Path) -> Row:
-    if not (path / MANIFEST).is_file():
+    if not has_manifest(path):
         return Row(path, "incomplete", (f"{path} has no {MANIFEST}: it was never finished",), None)
     try:
         manifest = read_manifest(path)

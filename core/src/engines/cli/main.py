@@ -102,8 +102,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return MEND
-    except EnginesError as error:
-        return _fail(MEND, str(error), traceback)
+    except (EnginesError, PermissionError) as error:
+        return _fail(MEND, _words(error), traceback)
     except (click.Abort, KeyboardInterrupt):
         return _fail(INTERRUPTED, "interrupted", traceback)
     except Terminated:
@@ -111,6 +111,12 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 (the last door: whatever it is becomes exit code 1)
         hint = "" if traceback else " (--traceback shows where)"
         return _fail(FAILED, f"{type(error).__name__}: {error}{hint}", traceback)
+
+
+def _words(error: EnginesError | PermissionError) -> str:
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return f"{error.filename} can't be read or written: {error.strerror}"
+    return str(error)
 
 
 def _fail(code: int, message: str, traceback: bool) -> int:

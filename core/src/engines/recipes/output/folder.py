@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engines.checkpoint_folder import MANIFEST, is_checkpoint, read_manifest
+from engines.checkpoint_folder import MANIFEST, has_manifest, is_checkpoint, latest, read_manifest, steps
 from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.store import CheckpointStore, checkpoint_number
 from engines.errors import CheckpointError, ConfigError, did_you_mean
+from engines.recipes.output.changes import changed_data, changed_settings
 from engines.recipes.output.metrics import holds_lines, read_metrics
 
 _ELSEWHERE = "Move it away, or choose another trainer.output_dir."
@@ -88,37 +89,21 @@ class OutputFolder:
     def say_finished(self, step: int, recipe: Mapping[str, Any]) -> str:
         """What to say about a run that has nothing left to do; `recipe`: what was asked for now, resolved."""
         lines = [f"{self.path} holds a finished run of {step} steps; nothing to do."]
-        changed = self._changed(recipe)
+        changed = changed_settings(self.recipe, recipe)
         if changed:
             lines += ["Its recipe was another, and what is asked for now was not done:", *changed]
+        if younger := changed_data(self.run, recipe):
+            lines += ["Written after it, and so perhaps not what was learned:", *younger]
         return "\n".join(lines)
 
     def say_onward(self, checkpoint: Path, recipe: Mapping[str, Any]) -> str:
         """What to say about a run that goes on from `checkpoint`; `recipe`: what is asked for now, resolved."""
         lines = [f"going on from {checkpoint}"]
-        changed = self._changed(recipe) if checkpoint.parent.resolve() == self.checkpoints.resolve() else []
+        mine = checkpoint.parent.resolve() == self.checkpoints.resolve()
+        changed = changed_settings(self.recipe, recipe) if mine else []
         if changed:
             lines += ["The recipe was another before; from here on it is:", *changed]
         return "\n".join(lines)
-
-    def _changed(self, recipe: Mapping[str, Any]) -> list[str]:
-        import yaml
-
-        if not self.recipe.is_file():
-            return []
-        try:
-            held = yaml.safe_load(self.recipe.read_bytes()) or {}
-        except (yaml.YAMLError, UnicodeDecodeError):
-            held = None
-        if not isinstance(held, Mapping):
-            return [f"  (unknown: {self.recipe} is damaged)"]
-        before, now = (dict(_flat(tree)) for tree in (held, recipe))
-        keys = [*now, *(key for key in before if key not in now)]
-        return [
-            f"  {key}: {before.get(key)!r} then, {now.get(key)!r} now"
-            for key in keys
-            if before.get(key) != now.get(key)
-        ]
 
     def set_metrics_aside(self) -> Path:
         """Give metrics.jsonl, which a run that starts afresh would empty, a name of its own."""
@@ -130,12 +115,19 @@ class OutputFolder:
         """Steps of the finished run that lies here, if one does. Raises `ConfigError` where run.json is damaged."""
         try:
             info = json.loads(self.run.read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        finished = isinstance(info, dict) and info.get("finished") is True
-        if not finished:
+        except ValueError:
+            info = None
+        if not isinstance(info, dict):
+            if not self.steps():
+                raise ConfigError(
+                    f"{self.run} is damaged: a finished run may lie here, and no checkpoint says", _ELSEWHERE
+                )
             return None
-        if type(info.get("steps")) is not int:
+        if info.get("finished") is not True:
+            return None
+        if type(info.get("steps")) is not int or info["steps"] < 1:
             raise ConfigError(f"{self.run} is damaged: it names no number of steps", _ELSEWHERE)
         return int(info["steps"])
 
@@ -152,7 +144,10 @@ class OutputFolder:
     def _write(self, file: Path, text: str) -> None:
         part = file.with_name(f".{file.name}")
         try:
-            part.write_text(text)
+            with part.open("w") as opened:
+                opened.write(text)
+                opened.flush()
+                os.fsync(opened.fileno())
             part.replace(file)
         except OSError:
             part.unlink(missing_ok=True)
@@ -273,37 +268,34 @@ class OutputFolder:
 
         Where the body raises and nothing was written meanwhile, the folder is left as it was found.
         """
-        from filelock import FileLock, Timeout
+        from engines.recipes.output.holding import LOCK, holding
 
         created = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        file = self.path / ".lock"
-        fresh = not file.exists()
-        lock = FileLock(file)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ConfigError(f"trainer.output_dir: {self.path} is in use by another run") from None
-        except OSError as error:
-            raise ConfigError(f"trainer.output_dir: {self.path} can't be written: {error.strerror}") from None
-        try:
-            yield
-        except BaseException:
-            if fresh and not self.holds_run():
-                file.unlink(missing_ok=True)
-                _remove_empty(created)
-            raise
-        finally:
-            lock.release()
+        fresh = not (self.path / LOCK).exists()
+        with ExitStack() as held:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                held.enter_context(holding(self.path))
+            except OSError as error:
+                raise ConfigError(f"trainer.output_dir: {self.path} can't be written: {error.strerror}") from None
+            try:
+                yield
+            except BaseException:
+                if fresh and not self.holds_run():
+                    (self.path / LOCK).unlink(missing_ok=True)
+                    _remove_empty(created)
+                raise
 
 
 def checkpoint_step(checkpoint: Path) -> int:
     """Steps done at a checkpoint. Raises `CheckpointError` if it is incomplete, or lacks a file or a part of one."""
-    manifest = checkpoint / MANIFEST
+    if checkpoint.is_file():
+        raise CheckpointError(f"trainer.resume: {checkpoint} is a file, not the folder of a checkpoint")
     if not checkpoint.is_dir():
         hint = did_you_mean(checkpoint.name, ("auto", "never")) if len(checkpoint.parts) == 1 else ""
-        raise CheckpointError(f"trainer.resume: there is no checkpoint {checkpoint}.{hint}")
-    if not manifest.is_file():
+        others = latest(checkpoint.parent) if steps(checkpoint.parent) else None
+        raise CheckpointError(f"trainer.resume: there is no checkpoint {checkpoint}.{hint}", others)
+    if not has_manifest(checkpoint):
         inner = OutputFolder(checkpoint).steps() or OutputFolder(checkpoint.parent).steps()
         complete = f"Complete ones: {', '.join(f'step-{step}' for step in inner)}." if inner else None
         raise CheckpointError(f"trainer.resume: {checkpoint} is not a complete checkpoint: no {MANIFEST}", complete)
@@ -312,15 +304,6 @@ def checkpoint_step(checkpoint: Path) -> int:
     if damage:
         raise CheckpointError("\n".join(f"trainer.resume: {line}" for line in damage))
     return found.info.step
-
-
-def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything in a recipe."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{place}{key}.")
-        else:
-            yield f"{place}{key}", value
 
 
 def _remove_empty(folders: list[Path]) -> None:
