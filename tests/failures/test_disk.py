@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_without_checkpoints(work: Path, disk: SmallDisk, bac
         said = [line for line in output.splitlines() if reason in line]
         assert said and all(line.startswith("cannot ") for line in said), output
         assert all(line.endswith("; the run goes on (trainer.on_save_error)") for line in said), output
-    assert f"stopped after step {lines()}; step {lines()} is saved" in output
+    assert f"stopped after step {lines()}; step {lines()} is the last one saved, and" in output
     assert sorted(path.name for path in folder.iterdir()) == sorted(f"step-{n}" for n in OutputFolder(out).steps())
     assert main(["checkpoint", "verify", str(out)]) == 0
 
@@ -102,7 +102,7 @@ def test_a_run_that_stops_without_room_and_goes_on_with_it(work: Path, disk: Sma
     assert code == 2, output
     last = OutputFolder(out).steps()[-1]
     assert f"Error: cannot save {out}/checkpoints/step-{last + 1}: rank " in output and disk.full in output
-    assert output.endswith(f"Step {last} is the last one saved. Mend it, and the same command goes on.\n")
+    assert output.endswith(f"Step {last} is the last one saved. Mend it, and the same command goes on from there.\n")
     assert output.count("Error: ") == 1 and "Traceback" not in output
     left = {path.name for path in (disk.path / "checkpoints").iterdir()}
     assert left == {f"step-{step}" for step in OutputFolder(out).steps()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import signal
 from collections.abc import Callable
@@ -21,11 +22,12 @@ import torch
 from engines.checkpoint.background import HostCopies
 from engines.checkpoint_folder import read_manifest
 from engines.determinism import DETERMINISTIC_ENV
-from engines.errors import EnginesError
+from engines.errors import CheckpointError, EnginesError
 from engines.launch import Job, Rank, RunFailed
 from engines.launch.job import run_target
 from engines.launch.stopping import StopRequest
 from engines.recipes.output.folder import OutputFolder
+from engines.recipes.sft.checkpoints import Checkpoints
 from engines.recipes.sft.config import DataConfig, LaunchConfig, TrainerConfig
 from engines.recipes.sft.train import train
 from support.commands import read_jsonl, recipe, write_jsonl
@@ -185,6 +187,28 @@ def test_no_field_is_ignored(section: str, name: str, observe: Callable[[dict[st
     before = observe(row.beside)
     found = observe({**row.beside, f"{section}.{name}": row.value})
     assert found[row.differs] != before[row.differs]
+
+
+def test_a_diagnosis_and_a_save_that_failed_are_both_said(observe: Any, monkeypatch: Any) -> None:
+    """The save began before the last step, and fails while that is made."""
+
+    def fails(self: Checkpoints) -> None:
+        raise CheckpointError("cannot save step-1: no room", "Mend it.")
+
+    monkeypatch.setattr(Checkpoints, "finish", fails)
+    error = observe({**DIVERGES, "trainer.max_skipped": 1})["error"]
+    assert error.startswith("the gradients of 1 steps in a row were not finite (trainer.max_skipped), the last one ")
+    assert "; no checkpoint was saved.\nNo sample of that step has a finite loss" in error
+    assert error.endswith("\nBesides, cannot save step-1: no room\nMend it.")
+
+
+def test_an_export_without_room_leaves_nothing_but_checkpoints(observe: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Rank, "at", lambda self, place: limit_files(4096) if place == "exporting" else None)
+    found = observe({})
+    said = r"cannot export to out/export: \[Errno 27\] File too large: '.*/shard-0'; step 4 is the last one saved\n"
+    assert re.fullmatch(said + "Mend it, and the same command goes on from there.", found["error"])
+    assert found["files"] == [".lock", "checkpoints", "metrics.jsonl", "recipe.yaml", "run.json"]
+    assert found["checkpoints"] == [4]
 
 
 def test_equal_settings_make_no_difference(observe: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

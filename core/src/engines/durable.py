@@ -6,8 +6,9 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,11 +36,14 @@ class Written:
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
-    """Write a new file and wait until the disk has it; the checksum is taken of the bytes on their way."""
+    """Write a new file and wait until the disk has it; the checksum is taken of the bytes on their way.
+
+    Raises OSError, which names the file.
+    """
     digest = xxhash.xxh3_128()
     size = 0
     # A second thread takes the checksum of a large chunk while it is written; both leave the interpreter to others.
-    with path.open("xb") as file, ThreadPoolExecutor(1) as hashing:
+    with _naming(path), path.open("xb") as file, ThreadPoolExecutor(1) as hashing:
         for chunk in chunks:
             if len(chunk) < _LARGE:
                 digest.update(chunk)
@@ -51,6 +55,17 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
         file.flush()
         os.fsync(file.fileno())
     return Written(size, digest.hexdigest())
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What the system says of a descriptor names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def local_folder(path: str | Path, *, error: type[EnginesError]) -> Path:

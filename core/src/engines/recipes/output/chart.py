@@ -10,7 +10,7 @@ _INK, _FAINT, _TREND, _EVAL = "#1f2933", "#9aa5b1", "#2563eb", "#d97706"
 
 
 def draw_loss(metrics: Sequence[dict[str, Any]], file: Path, *, title: str) -> None:
-    """Draw the lines of metrics.jsonl; skipped steps leave gaps. Needs no display."""
+    """Draw the lines of metrics.jsonl; skipped steps leave gaps. Needs no display; the file is whole or as before."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -48,7 +48,13 @@ def draw_loss(metrics: Sequence[dict[str, Any]], file: Path, *, title: str) -> N
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(_FAINT)
-    figure.savefig(file)
+    part = file.with_name(f".{file.name}")
+    try:
+        figure.savefig(part, format="png")
+        part.replace(file)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _trend(values: Sequence[float]) -> list[float]:

@@ -10,6 +10,7 @@ from engines.agreement import Peers
 from engines.errors import CheckpointError
 from engines.launch import Rank
 from engines.recipes.sft.config import TrainerConfig
+from engines.recipes.sft.onward import onward
 from engines.recipes.sft.writer import Writer
 from engines.worker import TrainingWorker
 
@@ -99,5 +100,5 @@ class Checkpoints:
         return True
 
     def _remedy(self) -> str:
-        kept = f"step {self.saved} is the last one saved" if self.saved else "no checkpoint was saved"
-        return f"{kept[0].upper()}{kept[1:]}. Mend it, and the same command goes on."
+        kept, command = onward(self._writer.folder, self._trainer)
+        return f"{kept[0].upper()}{kept[1:]}. Mend it, and {command}."

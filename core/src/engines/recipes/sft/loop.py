@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from engines.batch import Batch
 from engines.device_services import DeviceServices
-from engines.errors import CheckpointError
+from engines.errors import CheckpointError, ModelError
 from engines.launch import Rank, RunFailed
 from engines.launch.stopping import exit_code
 from engines.losses import SFTLoss
@@ -16,6 +16,7 @@ from engines.recipes.output.folder import Start
 from engines.recipes.sft.checkpoints import Checkpoints
 from engines.recipes.sft.config import SFTRecipe
 from engines.recipes.sft.diagnosis import diagnose, finite_samples
+from engines.recipes.sft.onward import last_saved, onward
 from engines.recipes.sft.state import RunState
 from engines.recipes.sft.writer import Writer
 from engines.worker import TrainingWorker
@@ -70,8 +71,7 @@ class TrainingLoop:
             checkpoints.save(self._step, self._state.to_json())
             checkpoints.finish()
             if self._trainer.export:
-                self._rank.at("exporting")
-                self._worker.export(writer.folder.export)
+                self._export(writer)
             checkpoints.check(self._step)
             writer.finish(self._step)
         return 0
@@ -95,8 +95,7 @@ class TrainingLoop:
         writer.step(line)
         self._state.count_skipped(line["skip_reason"])
         if self._state.skipped_in_a_row >= self._trainer.max_skipped:
-            checkpoints.finish()
-            raise RunFailed(self._diagnosis(indices, batch, not_finite, checkpoints.saved))
+            self._give_up(checkpoints, indices, batch, not_finite)
 
     def _train_mini_batch(self, batch: Batch, checkpoints: Checkpoints) -> dict[str, Any]:
         try:
@@ -116,20 +115,33 @@ class TrainingLoop:
             targets += metrics["targets"]
         return {"eval_loss": total / targets if targets else None, "eval_targets": targets}
 
+    def _export(self, writer: Writer) -> None:
+        self._rank.at("exporting")
+        try:
+            self._worker.export(writer.folder.export)
+        except ModelError as error:
+            kept, command = onward(writer.folder, self._trainer)
+            raise ModelError(f"{error.message}; {kept}", error.remedy or f"Mend it, and {command}.") from error
+
     def _stop(self, writer: Writer, checkpoints: Checkpoints, signum: int) -> int:
         if self._trainer.save_on_exit:
             checkpoints.save(self._step, self._state.to_json())
         checkpoints.finish()
-        writer.stopped(self._step, checkpoints.saved)
+        writer.stopped(self._step)
         return exit_code(signum)
 
-    def _diagnosis(self, indices: list[int], batch: Batch, not_finite: list[str], saved: int) -> str:
-        kept = f"step {saved} is the last one saved" if saved else "no checkpoint was saved"
+    def _give_up(self, checkpoints: Checkpoints, indices: list[int], batch: Batch, not_finite: list[str]) -> NoReturn:
+        unsaved = ""
+        try:
+            checkpoints.finish()
+        except CheckpointError as error:
+            unsaved = f"\nBesides, {error}"
         finite = finite_samples(self._worker, batch)
         places = dict(zip((self._train.places[index] for index in indices), finite, strict=True))
-        return (
-            f"the gradients of {self._state.skipped_in_a_row} steps in a row were not finite"
-            f" (trainer.max_skipped), the last one step {self._step}; {kept}.\n{diagnose(places, not_finite)}"
+        raise RunFailed(
+            f"the gradients of {self._state.skipped_in_a_row} steps in a row were not finite (trainer.max_skipped),"
+            f" the last one step {self._step}; {last_saved(checkpoints.saved)}.\n"
+            f"{diagnose(places, not_finite)}{unsaved}"
         )
 
 

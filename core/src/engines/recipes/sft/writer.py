@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from engines.checkpoint import CheckpointStore
-from engines.checkpoint_folder.manifest import RESUMABLE
 from engines.errors import ConfigError
 from engines.launch import RunFailed
 from engines.recipes.output.chart import draw_loss
@@ -17,6 +17,7 @@ from engines.recipes.output.loggers import make_loggers
 from engines.recipes.output.metrics import MetricsFile, holds_lines, read_metrics
 from engines.recipes.output.progress import make_progress
 from engines.recipes.sft.config import SFTRecipe
+from engines.recipes.sft.onward import onward
 
 
 class Writer:
@@ -40,8 +41,8 @@ class Writer:
     def finish(self, step: int) -> None:
         """The run is complete, its export written."""
 
-    def stopped(self, step: int, saved: int) -> None:
-        """The run was asked to stop after `step`; a checkpoint of step `saved` is there (0: none)."""
+    def stopped(self, step: int) -> None:
+        """The run was asked to stop after `step`, and has saved what it shall."""
 
     def __enter__(self) -> Writer:
         return self
@@ -61,17 +62,20 @@ class FirstWriter(Writer):
         `built`: what `TrainingWorker.describe` says.
         """
         super().__init__(folder)
-        self._goes_on = set(RESUMABLE) <= set(recipe.trainer.checkpoint_contents)
+        self._trainer = recipe.trainer
         resolved = recipe.model_dump(mode="json")
         self._run = {**built, "steps": total_steps, "finished": False}
-        with self._writing():
-            aside = folder.set_metrics_aside() if not steps_done and holds_lines(folder.metrics) else None
+        with self._writing(folder.recipe):
             folder.write_recipe(resolved)
+        with self._writing(folder.run):
             folder.write_run(self._run)
+        with self._writing(folder.metrics):
+            aside = folder.set_metrics_aside() if not steps_done and holds_lines(folder.metrics) else None
             self._metrics = MetricsFile(folder.metrics, steps_done=steps_done)
         self._loggers = make_loggers(recipe.trainer.loggers, folder.path, steps_done=steps_done, recipe=resolved)
         self._progress = make_progress(total_steps, steps_done)
         self._title = f"{folder.path.name}: {built['strategy']} on {built['device']}, {built['world_size']} ranks"
+        self._drawn = False
         if aside is not None:
             found = f"{folder.path} holds metrics of a run, but no checkpoint"
             self.note(f"{found}: starting afresh; its metrics are now {aside.name}")
@@ -82,7 +86,7 @@ class FirstWriter(Writer):
 
     def step(self, line: Mapping[str, Any]) -> None:
         """Write and show a step's line of metrics.jsonl. Raises `ConfigError` where it can't be written."""
-        with self._writing():
+        with self._writing(self.folder.metrics):
             self._metrics.append(line)
         figures = {name: value for name, value in line.items() if _is_figure(value) and name != "step"}
         for logger in self._loggers:
@@ -100,15 +104,14 @@ class FirstWriter(Writer):
 
     def finish(self, step: int) -> None:
         """The run is complete, its export written."""
-        with self._writing():
+        self._draw()
+        with self._writing(self.folder.run):
             self.folder.write_run({**self._run, "finished": True})
         self.note(f"finished after {step} steps: {self.folder.path}")
 
-    def stopped(self, step: int, saved: int) -> None:
-        """The run was asked to stop after `step`; a checkpoint of step `saved` is there (0: none)."""
-        onward = "the same command goes on from there" if self._goes_on else "no run can go on from it"
-        kept = f"step {saved} is saved; {onward}" if saved else "no checkpoint is saved"
-        self.note(f"stopped after step {step}; {kept}")
+    def stopped(self, step: int) -> None:
+        """The run was asked to stop after `step`."""
+        self.note(f"stopped after step {step}; {', and '.join(onward(self.folder, self._trainer))}")
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Draw the curve as far as it goes, and close everything; hurry where a fault waits to be reported."""
@@ -117,22 +120,28 @@ class FirstWriter(Writer):
             with suppress(OSError):  # what is wrong is being said
                 self._metrics.close()
             return
-        with self._writing():
+        with self._writing(self.folder.metrics):
             self._metrics.close()
         for logger in self._loggers:
             logger.close()
-        with self._writing():
+        if not self._drawn:
+            self._draw()
+
+    def _draw(self) -> None:
+        with self._writing(self.folder.chart):
             draw_loss(read_metrics(self.folder.metrics), self.folder.chart, title=self._title)
+        self._drawn = True
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self, file: Path) -> Iterator[None]:
         """What the disk refuses is the user's to mend; other ranks learn of it as this one ends."""
         try:
             yield
         except OSError as error:
+            kept, command = onward(self.folder, self._trainer)
             raise ConfigError(
-                f"trainer.output_dir: {self.folder.path} can't be written: {error}",
-                "Mend it, and the same command goes on from the last checkpoint.",
+                f"trainer.output_dir: {file} can't be written: {error.strerror or error}; {kept}",
+                f"Mend it, and {command}.",
             ) from error
 
 
