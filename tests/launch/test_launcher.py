@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,7 +140,8 @@ def test_a_signal_lets_every_rank_finish_its_step(name: str, start: Start) -> No
     run = start("steps")
     run.started()
     run.process.send_signal(signum)
-    assert run.finish() == (128 + signum, "")
+    said = f"{name}: the run stops after this step; a second one ends it at once\n"
+    assert run.finish() == (128 + signum, said)
     assert [run.said(rank) for rank in (0, 1)] == [f"stopped by {int(signum)}"] * 2
 
 
@@ -150,7 +152,7 @@ def test_a_rank_that_dies_after_a_first_signal_is_named(start: Start) -> None:
     os.kill(pids[1], signal.SIGKILL)
     code, error = run.finish()
     assert code == 1
-    assert error.startswith("Error: rank 1 was ended by SIGKILL")
+    assert "\nError: rank 1 was ended by SIGKILL" in error
 
 
 def test_a_second_signal_ends_ranks_that_do_not_listen(start: Start) -> None:
@@ -160,7 +162,9 @@ def test_a_second_signal_ends_ranks_that_do_not_listen(start: Start) -> None:
     time.sleep(0.3)
     assert all(alive(pid) for pid in pids)
     run.process.send_signal(signal.SIGINT)
-    assert run.finish() == (130, "")
+    code, error = run.finish()
+    assert code == 130
+    assert error.endswith("\nError: ended at once by a second SIGINT; what was saved before stays\n")
     assert not any(alive(pid) for pid in pids)
 
 
@@ -176,8 +180,18 @@ def test_a_stopped_rank_ends_the_run_and_is_named(start: Start) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
-def test_no_rank_outlives_a_launcher_that_is_killed(start: Start) -> None:
-    run = start("deaf", num_ranks=3)
+def test_no_rank_outlives_a_launcher_that_is_killed(start: Start, tmp_path: Path, monkeypatch: Any) -> None:
+    """Nor does its folder the next launch, which leaves that of a run alone."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    run, other = start("deaf", num_ranks=3), start("steps", num_ranks=1)
     pids = run.started()
+    other.started()
     run.process.kill()
     wait_for(lambda: not any(alive(pid) for pid in pids), within_s=ENDS_WITHIN_S)
+    assert len(list((tmp_path / "temporary").iterdir())) == 2
+    assert start("report", num_ranks=1).finish() == (0, "")
+    assert len(list((tmp_path / "temporary").iterdir())) == 1
+    other.process.send_signal(signal.SIGTERM)
+    assert other.finish()[0] == 143
+    assert list((tmp_path / "temporary").iterdir()) == []

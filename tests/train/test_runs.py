@@ -119,6 +119,7 @@ def test_ctrl_c(work: Path, saves: bool) -> None:
     steps = len(read_jsonl(out / "metrics.jsonl"))
     saved = steps if saves else steps - steps % 3
     assert OutputFolder(out).steps()[-1] == saved
+    assert output.count("SIGINT: the run stops after this step; a second one ends it at once\n") == 1
     onward = f"step {saved} is the last one saved, and the same command goes on from there"
     assert f"stopped after step {steps}; {onward}" in output
     assert not (out / "export").exists()

@@ -3,6 +3,7 @@
     0    done
     1    a failure that is not the user's; `doctor`: something is broken
     2    something that the user must mend: one message
+    129  SIGHUP, while training
     130  Ctrl-C
     143  SIGTERM
 

@@ -33,7 +33,8 @@ def train(recipe: tuple[str, ...]) -> int:
     Several files are laid over each other, and KEY=VALUE over all of them: trainer.steps=20. Relative paths are
     relative to the working directory. Runs as it is, or as one rank of many under torchrun.
 
-    Ctrl-C or SIGTERM: the step is finished, a checkpoint saved, and the same command goes on from there.
+    Ctrl-C or SIGTERM: the step is finished, a checkpoint saved, and the same command goes on from there. A second
+    one ends the run at once; what was saved before stays.
     """
     from engines.cli.packages import check_packages
     from engines.errors import ConfigError

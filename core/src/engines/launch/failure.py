@@ -46,7 +46,7 @@ def silent_ranks(ranks: Sequence[RankProcess], timeout_s: float, *, late: bool =
 
 def fail_silent(silent: Sequence[Silent], timeout_s: float) -> int:
     """Say which ranks hang; returns the exit code."""
-    _say("\n".join(map(str, silent)), f"launch.timeout_s is {timeout_s:g}; the run was ended.")
+    say("\n".join(map(str, silent)), f"launch.timeout_s is {timeout_s:g}; the run was ended.")
     return 1
 
 
@@ -71,25 +71,26 @@ def fail(
             error.add_note(f"In rank {cause.rank}:\n{cause.traceback}")
             raise error
         case Report(kind="stopped"):
-            _say(cause.message.partition(": ")[2])
+            say(cause.message.partition(": ")[2])
         case Report(kind="memory"):
             place = ranks[cause.rank].watch.place()
-            _say(f"rank {cause.rank} ran out of memory ({place}): {cause.message.splitlines()[0]}", _LESS_MEMORY)
+            say(f"rank {cause.rank} ran out of memory ({place}): {cause.message.splitlines()[0]}", _LESS_MEMORY)
         case Report(kind="peer") if silent:
-            _say("\n".join(map(str, silent)), f"Others waited for it: rank {cause.rank}: {cause.message}")
+            say("\n".join(map(str, silent)), f"Others waited for it: rank {cause.rank}: {cause.message}")
         case Report(kind="peer"):
             places = "\n".join(f"  rank {rank.rank}: {rank.watch.place()}" for rank in ranks)
-            _say(f"rank {cause.rank} lost the others: {cause.message}", f"They were at\n{places}\n{cause.traceback}")
+            say(f"rank {cause.rank} lost the others: {cause.message}", f"They were at\n{places}\n{cause.traceback}")
         case Report():
-            _say(f"rank {cause.rank} failed: {cause.message}", cause.traceback)
+            say(f"rank {cause.rank} failed: {cause.message}", cause.traceback)
         case Death():
             output = ranks[cause.rank].last_output()
             if tells_no_memory(output):
-                _say(f"rank {cause.rank} ran out of memory: {cause}", f"{_LESS_MEMORY}\n{output}")
+                say(f"rank {cause.rank} ran out of memory: {cause}", f"{_LESS_MEMORY}\n{output}")
             else:
-                _say(str(cause), output)
+                say(str(cause), output)
     return 1
 
 
-def _say(message: str, details: str = "") -> None:
+def say(message: str, details: str = "") -> None:
+    """Tell the user why the run failed."""
     print(f"Error: {message}", *([details.rstrip()] if details else []), sep="\n", file=sys.stderr)

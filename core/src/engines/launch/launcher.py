@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import signal
-import tempfile
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from engines.launch.exchange import Exchange
-from engines.launch.failure import fail, fail_silent, silent_ranks
+from engines.launch.exchange import Exchange, temporary_exchange
+from engines.launch.failure import fail, fail_silent, say, silent_ranks
 from engines.launch.job import Job
 from engines.launch.processes import RankProcess, end_all, start_ranks
 from engines.launch.stopping import STOP_SIGNALS, exit_code, handled_signals
@@ -26,12 +25,12 @@ _GRACEFUL: Final = frozenset({0, *map(exit_code, STOP_SIGNALS)})
 def launch(job: Job) -> int:
     """Run the job's ranks to their end; returns the exit code. From the main thread only.
 
-    Ctrl-C and SIGTERM are passed on, so that the ranks stop after their step; a second one ends them at once.
+    Ctrl-C and SIGTERM are passed on, so that the ranks stop after their step; a second one ends them at once. Either
+    is said.
     Raises `EnginesError` where that is what ended the rank that failed first; any other failure is described on
     standard error. No rank is left behind.
     """
-    with tempfile.TemporaryDirectory(prefix="engines-") as name:
-        exchange = Exchange(Path(name))
+    with temporary_exchange() as exchange:
         ranks: list[RankProcess] = []
         try:
             with _passing_on_signals(ranks) as asked:
@@ -49,6 +48,7 @@ class _Asked:
     def __init__(self, ranks: Sequence[RankProcess]) -> None:
         self.signal = 0
         self.again = False
+        self._said = False
         self._ranks = ranks
 
     def note(self, signum: int, frame: FrameType | None) -> None:
@@ -57,6 +57,18 @@ class _Asked:
         self.signal = signum
         for rank in self._ranks:
             rank.send(signal.SIGKILL if self.again else signum)
+
+    def say(self) -> None:
+        """Tell the user once what the first signal does: the step may be long."""
+        if self.signal and not self._said:
+            self._said = True
+            name = signal.Signals(self.signal).name
+            print(f"{name}: the run stops after this step; a second one ends it at once", file=sys.stderr)
+
+    def say_ended(self) -> None:
+        """Tell the user that ranks were ended in the midst of what they did."""
+        name = signal.Signals(self.signal).name
+        say(f"ended at once by a second {name}; what was saved before stays" if self.again else f"ended by {name} before the run began")
 
     def ended(self, code: int) -> bool:
         """Whether a rank's exit code is this doing: at the second request, or before the rank could listen."""
@@ -83,7 +95,9 @@ def _watch(ranks: Sequence[RankProcess], asked: _Asked, exchange: Exchange, time
     while True:
         codes = [rank.code for rank in ranks]
         ended = [code for code in codes if code is not None]
+        asked.say()
         if asked.signal and any(map(asked.ended, ended)):
+            asked.say_ended()
             return exit_code(asked.signal)
         if not _GRACEFUL.issuperset(ended):
             silent = silent_ranks(ranks, timeout_s)
