@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.checkpoint import CheckpointStore, ModelFingerprint, compare, fingerprint
+from engines.errors import CheckpointError
 from support.checkpoints import info, save_whole
 
 
@@ -63,6 +64,26 @@ def test_retention_never_counts_a_damaged_one(tmp_path: Path) -> None:
     assert store.retain(1) == [tmp_path / "step-10"]
     assert store.latest() == tmp_path / "step-20"
     assert (tmp_path / "step-30").exists()
+
+
+def test_a_checkpoint_that_lies_elsewhere_is_kept_there(tmp_path: Path) -> None:
+    """As where somebody made room: the link is deleted, also one that an earlier version could not."""
+    store = store_with(tmp_path / "checkpoints", 10, 20)
+    elsewhere = store.path(10).rename(tmp_path / "elsewhere")
+    for link in (store.path(10), store.folder / ".step-5.removed-0123abcd"):
+        link.symlink_to(elsewhere)
+    assert store.retain(1) == [store.path(10)]
+    assert store.clean_up() == [f"{store.folder}/.step-5.removed-0123abcd: removed, a deleted checkpoint"]
+    assert [path.name for path in store.folder.iterdir()] == ["step-20"]
+    assert (elsewhere / "manifest.json").exists()
+
+
+def test_what_can_not_be_removed_is_named(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 10)
+    left = tmp_path / ".step-20.tmp-0123abcd"
+    left.touch()
+    with pytest.raises(CheckpointError, match=r"step-20\.tmp-0123abcd, left of .* can't be cleaned up: Not a direct"):
+        store.clean_up()
 
 
 def test_retention_of_none_is_refused(tmp_path: Path) -> None:

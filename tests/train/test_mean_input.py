@@ -160,6 +160,11 @@ PATHS: dict[str, Row] = {
         [],
         ["run.json is damaged: it names no number of steps"],
     ),
+    "output among checkpoints": (
+        folder("earlier/checkpoints/step-5"),
+        ["trainer.output_dir=earlier/checkpoints/new"],
+        ["earlier/checkpoints/new is, or lies in, ", "/earlier/checkpoints, where checkpoints alone do"],
+    ),
     "a lock that is a folder": (folder("out/.lock"), [], ["out can't be written: Is a directory"]),
 }
 MODELS: dict[str, Row] = {

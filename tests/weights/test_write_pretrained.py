@@ -135,6 +135,11 @@ def test_an_earlier_export_is_replaced_and_anything_else_is_not(tmp_path: Path, 
     export(source, tmp_path / "export")
     assert names_in(tmp_path / "export") == {"config.json", "generation_config.json", "model.safetensors"}
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
+    elsewhere = (tmp_path / "export").rename(tmp_path / "elsewhere")
+    (tmp_path / "export").symlink_to(elsewhere)
+    export(source, tmp_path / "export")
+    assert {path.name for path in tmp_path.iterdir()} == {"export", "elsewhere"}
+    assert not (tmp_path / "export").is_symlink() and names_in(elsewhere)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     with pytest.raises(ModelError, match="photos holds files, but no model"):

@@ -128,7 +128,15 @@ def remove(folder: Path) -> None:
     """Delete a folder; what a crash leaves of it no longer bears its name."""
     removed = temporary_name(folder, "removed")
     folder.rename(removed)
-    shutil.rmtree(removed)
+    delete(removed)
+
+
+def delete(folder: Path) -> None:
+    """Delete a folder, or a link to one: what it leads to somebody put elsewhere."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
 
 
 def sync_folder(path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import count
@@ -11,7 +12,7 @@ from pathlib import Path
 from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.manifest import read_manifest
 from engines.checkpoint_folder.names import MANIFEST, STEP, WRITTEN, has_manifest
-from engines.durable import Leftover, leftovers, local_folder, remove
+from engines.durable import Leftover, delete, leftovers, local_folder, remove
 from engines.errors import CheckpointError
 
 
@@ -71,26 +72,15 @@ class CheckpointStore:
 
         Call it where no other process writes. A checkpoint that was moved aside for one that then didn't come is
         put back. One without manifest, which no save leaves, gets another name: it may have been complete. Damaged
-        folders stay: they may be worth a look.
+        folders stay: they may be worth a look. Raises `CheckpointError` for what can't be moved or removed.
         """
         done, listing = [], self.listing()
         for path in listing.unfinished:
-            if not any(path.iterdir()):
-                path.rmdir()
-                done.append(f"{path}: removed, an empty folder")
-                continue
-            names = (path.with_name(f"{path.name}.incomplete-{number}") for number in count(1))
-            aside = path.rename(next(name for name in names if not name.exists()))
-            done.append(f"{path}: moved to {aside.name}, since it has no {MANIFEST}; delete it if it isn't needed")
+            with _named(path):
+                done.append(_set_aside(path))
         for leftover in listing.leftovers:
-            path, target = leftover.path, leftover.target
-            if leftover.purpose == "replaced" and not target.exists() and _fault(path, target.name) is None:
-                path.rename(target)
-                done.append(f"{target}: put back, since what was to replace it was never finished")
-            else:
-                shutil.rmtree(path)
-                what = "a checkpoint that was never finished" if leftover.purpose == "tmp" else "a deleted checkpoint"
-                done.append(f"{path}: removed, {what}")
+            with _named(leftover.path):
+                done.append(_put_back_or_delete(leftover))
         return done
 
     def retain(self, keep: int) -> list[Path]:
@@ -111,6 +101,36 @@ def checkpoint_number(path: Path) -> int:
     match = STEP.fullmatch(path.name)
     assert match is not None, f"{path} is not named like a checkpoint"
     return int(match[1])
+
+
+def _set_aside(path: Path) -> str:
+    if not any(path.iterdir()):
+        delete(path)
+        return f"{path}: removed, an empty folder"
+    names = (path.with_name(f"{path.name}.incomplete-{number}") for number in count(1))
+    aside = path.rename(next(name for name in names if not name.exists()))
+    return f"{path}: moved to {aside.name}, since it has no {MANIFEST}; delete it if it isn't needed"
+
+
+def _put_back_or_delete(leftover: Leftover) -> str:
+    path, target = leftover.path, leftover.target
+    if leftover.purpose == "replaced" and not target.exists() and _fault(path, target.name) is None:
+        path.rename(target)
+        return f"{target}: put back, since what was to replace it was never finished"
+    delete(path)
+    what = "a checkpoint that was never finished" if leftover.purpose == "tmp" else "a deleted checkpoint"
+    return f"{path}: removed, {what}"
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}, left of an interrupted save, can't be cleaned up: {error.strerror}",
+            "Remove it, or move it away.",
+        ) from error
 
 
 def _is_unfinished(path: Path) -> bool:

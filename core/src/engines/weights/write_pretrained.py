@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from engines.agreement import Peers
 from engines.checkpoint_folder import is_checkpoint
-from engines.durable import Written, leftovers, local_folder, publish, temporary_name, write_chunks
+from engines.durable import Written, delete, leftovers, local_folder, publish, temporary_name, write_chunks
 from engines.errors import ModelError
 from engines.model_folder import CONFIG
 from engines.weights.model_files import ModelFiles
@@ -125,7 +125,7 @@ class FolderWriter:
         publish(self._temporary, self._target)
         for leftover in leftovers(self._target.parent):
             if leftover.target == self._target:
-                shutil.rmtree(leftover.path)
+                delete(leftover.path)
         return self._files
 
     def discard(self) -> None:

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engines.checkpoint_folder import MANIFEST, has_manifest, is_checkpoint, latest, read_manifest, steps
+from engines.checkpoint_folder import MANIFEST, enclosing, has_manifest, is_checkpoint, latest, read_manifest, steps
 from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.store import CheckpointStore, checkpoint_number
 from engines.errors import CheckpointError, ConfigError, did_you_mean
@@ -159,6 +159,8 @@ class OutputFolder:
             raise ConfigError(f"trainer.output_dir: {self.path} is a file, not a folder")
         if self.path.is_symlink() and not self.path.exists():
             raise ConfigError(f"trainer.output_dir: {self.path} is a link that leads nowhere")
+        if around := enclosing(self.path):
+            raise ConfigError(f"trainer.output_dir: {self.path} is, or lies in, {around}, where checkpoints alone do")
         existing = next(parent for parent in (self.path, *self.path.absolute().parents) if parent.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"trainer.output_dir: {self.path} can't be written, since {existing} can't")
