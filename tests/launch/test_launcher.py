@@ -164,7 +164,7 @@ def test_a_second_signal_ends_ranks_that_do_not_listen(start: Start) -> None:
     run.process.send_signal(signal.SIGINT)
     code, error = run.finish()
     assert code == 130
-    assert error.endswith("\nError: the run was ended at once by a second SIGINT; what was saved before stays\n")
+    assert error.endswith("\nError: the run was ended at once by a second SIGINT; what was saved stays\n")
     assert not any(alive(pid) for pid in pids)
 
 

@@ -68,8 +68,8 @@ class _Asked:
     def say_ended(self) -> None:
         """Tell the user that ranks were ended in the midst of what they did."""
         name = signal.Signals(self.signal).name
-        how = f"at once by a second {name}; what was saved before stays" if self.again else f"by {name} before it began"
-        say(f"the run was ended {how}")
+        when = f"at once by a second {name}; what was saved stays" if self.again else f"by {name} before it began"
+        say(f"the run was ended {when}")
 
     def ended(self, code: int) -> bool:
         """Whether a rank's exit code is this doing: at the second request, or before the rank could listen."""
