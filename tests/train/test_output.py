@@ -199,6 +199,16 @@ def test_a_damaged_recipe_of_before_stops_nothing(held: bytes, tmp_path: Path) -
     folder = OutputFolder(tmp_path)
     folder.recipe.write_bytes(held)
     assert f"{folder.recipe} is damaged" in folder.say_onward(folder.checkpoint(10), {})
+    folder.recipe.unlink()
+    folder.recipe.symlink_to("/proc/self/mem")  # a file that can't be read
+    assert f"{folder.recipe} can't be read: Input/output error" in folder.say_onward(folder.checkpoint(10), {})
+
+
+def test_folders_that_may_not_be_written_are_refused_before_a_run(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.checkpoints.symlink_to("/proc/self")  # where not even root may write
+    with pytest.raises(ConfigError, match="checkpoints may not be read and written"):
+        folder.check_writable()
 
 
 def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ def changed_settings(file: Path, recipe: Mapping[str, Any]) -> list[str]:
         return []
     try:
         held = yaml.safe_load(file.read_bytes()) or {}
+    except OSError as error:
+        return [f"  (unknown: {file} can't be read: {error.strerror})"]
     except (yaml.YAMLError, UnicodeDecodeError):
         held = None
     if not isinstance(held, Mapping):

@@ -172,6 +172,8 @@ class OutputFolder:
                 raise ConfigError(f"{folder} is a link that leads nowhere", "Is what it leads to not mounted?")
             if folder.exists() and not folder.is_dir():
                 raise ConfigError(f"{folder} is a file, where the run would make a folder", _ELSEWHERE)
+            if folder.exists() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                raise ConfigError(f"trainer.output_dir: {folder} may not be read and written")
 
     def check_export(self) -> None:
         """Raise `ConfigError` if the export at the end would have to delete what isn't a model."""
