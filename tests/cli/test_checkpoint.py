@@ -130,8 +130,10 @@ def test_show_tells_of_damage(out: Path, capsys: Any) -> None:
     os.truncate(step / "model-00000-of-00001.safetensors", 9)
     lost = f"{step}/model-00000-of-00001.safetensors has 9 bytes"
     assert lost in json.loads(say(capsys, "show", "--json", step)[1])["faults"][1]
+    (out / "checkpoints/step-30").mkdir()
     code, said = say(capsys, "show", out)
     assert code == 0 and f"{out}/checkpoints/step-5: step 5, " in said and f"step-20 is damaged: {lost}" in said
+    assert "step-30 has no manifest.json: it was never finished" in said
     flip_a_bit(out / "checkpoints/step-5/manifest.json")
     code, said = say(capsys, "show", out)
     assert code == 2 and "holds no complete checkpoint\nstep-5 is damaged: " in said

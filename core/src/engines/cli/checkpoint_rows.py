@@ -76,7 +76,7 @@ def find_rows(path: str) -> list[Row]:
 
 
 def find_latest(path: str) -> tuple[Path, list[str]]:
-    """The checkpoint that `path` names, or the latest complete one in there; a line for each later one, all damaged.
+    """The checkpoint that `path` names, or the latest complete one in there; a line for each later, incomplete one.
 
     Raises `CheckpointError` where there is none.
     """
@@ -85,14 +85,14 @@ def find_latest(path: str) -> tuple[Path, list[str]]:
         return folder, []
     listing = _listing(folder)
     last = max(listing.complete, default=-1)
-    damaged = [
-        f"{damaged.name} is damaged: {why}"
-        for damaged, why in listing.damaged.items()
-        if checkpoint_number(damaged) > last
-    ]
+    passed_over = {
+        **{damaged: f"is damaged: {why}" for damaged, why in listing.damaged.items()},
+        **dict.fromkeys(listing.unfinished, f"has no {MANIFEST}: it was never finished"),
+    }
+    later = [f"{one.name} {why}" for one, why in passed_over.items() if checkpoint_number(one) > last]
     if last < 0:
-        raise CheckpointError("\n".join([f"{path} holds no complete checkpoint", *damaged]))
-    return listing.complete[last], damaged
+        raise CheckpointError("\n".join([f"{path} holds no complete checkpoint", *later]))
+    return listing.complete[last], later
 
 
 def is_step(path: str) -> bool:
