@@ -70,18 +70,13 @@ def fail(
             error = EnginesError(cause.message, cause.remedy)
             error.add_note(f"In rank {cause.rank}:\n{cause.traceback}")
             raise error
-        case Report(kind="stopped"):
-            say(cause.message.partition(": ")[2])
-        case Report(kind="memory"):
-            place = ranks[cause.rank].watch.place()
-            say(f"rank {cause.rank} ran out of memory ({place}): {cause.message.splitlines()[0]}", _LESS_MEMORY)
         case Report(kind="peer") if silent:
             say("\n".join(map(str, silent)), f"Others waited for it: rank {cause.rank}: {cause.message}")
         case Report(kind="peer"):
             places = "\n".join(f"  rank {rank.rank}: {rank.watch.place()}" for rank in ranks)
             say(f"rank {cause.rank} lost the others: {cause.message}", f"They were at\n{places}\n{cause.traceback}")
         case Report():
-            say(f"rank {cause.rank} failed: {cause.message}", cause.traceback)
+            say_report(cause, ranks[cause.rank].watch.place())
         case Death():
             output = ranks[cause.rank].last_output()
             if tells_no_memory(output):
@@ -89,6 +84,19 @@ def fail(
             else:
                 say(str(cause), output)
     return 1
+
+
+def say_report(report: Report, place: str) -> None:
+    """Tell the user what ended a rank that was at `place`."""
+    match report.kind:
+        case "stopped":
+            say(report.message.partition(": ")[2])
+        case "memory":
+            say(f"rank {report.rank} ran out of memory ({place}): {report.message.splitlines()[0]}", _LESS_MEMORY)
+        case "peer":
+            say(f"rank {report.rank} lost the others: {report.message}", f"It was at {place}\n{report.traceback}")
+        case _:
+            say(f"rank {report.rank} failed: {report.message}", report.traceback)
 
 
 def say(message: str, details: str = "") -> None:

@@ -41,7 +41,7 @@ class Job:
         return cls(**json.loads(file.read_text()))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rank:
     """This process among those of the run."""
 
@@ -50,6 +50,8 @@ class Rank:
     stop: StopRequest
     heartbeat: Heartbeat | None = None
     """None under torchrun."""
+    place: str = "starting"
+    """What it is doing."""
 
     @property
     def is_first(self) -> bool:
@@ -57,7 +59,8 @@ class Rank:
         return self.rank == 0
 
     def at(self, place: str) -> None:
-        """Say what this rank is doing ("step 12"), for the report if the run hangs."""
+        """Say what this rank is doing ("step 12"), for the report if the run hangs or fails."""
+        self.place = place
         if self.heartbeat is not None:
             self.heartbeat.at(place)
 
