@@ -9,6 +9,7 @@ import torch
 
 from engines import create
 from engines.contract import MicroBatchRules, StepResult, hookimpl
+from engines.errors import ConfigError
 from engines.losses import SFTLoss
 from engines.tracing import ChromeTracer
 from support.bigram import MODEL, BigramEngine, registered, sequences
@@ -156,3 +157,12 @@ def test_chrome_trace(make, tmp_path):
     for micro_batch in spans[:3]:
         assert spans[3]["ts"] <= micro_batch["ts"]
         assert micro_batch["ts"] + micro_batch["dur"] <= spans[3]["ts"] + spans[3]["dur"] <= spans[4]["ts"]
+
+
+def test_a_trace_on_a_full_disk_is_the_users_to_mend(make):
+    with pytest.raises(ConfigError, match=r"the trace /proc/no/trace.json can't be written: "):
+        ChromeTracer("/proc/no/trace.json")
+    engine = make(micro_batch_size=1)
+    engine.wrap(ChromeTracer("/dev/full"))
+    with pytest.raises(ConfigError, match="the trace /dev/full can't be written: No space left on device"):
+        engine.train_batch(sequences(3), SFTLoss())

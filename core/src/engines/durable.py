@@ -43,7 +43,7 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
     digest = xxhash.xxh3_128()
     size = 0
     # A second thread takes the checksum of a large chunk while it is written; both leave the interpreter to others.
-    with _naming(path), path.open("xb") as file, ThreadPoolExecutor(1) as hashing:
+    with naming(path), path.open("xb") as file, ThreadPoolExecutor(1) as hashing:
         for chunk in chunks:
             if len(chunk) < _LARGE:
                 digest.update(chunk)
@@ -58,8 +58,8 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """What the system says of a descriptor names no file."""
+def naming(path: Path) -> Iterator[None]:
+    """Make an OSError name `path`, where the system, which was asked by descriptor, names no file."""
     try:
         yield
     except OSError as error:
@@ -143,6 +143,7 @@ def sync_folder(path: Path) -> None:
     """Wait until the disk has the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

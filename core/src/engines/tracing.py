@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from engines.contract import MicroResult, StepResult, hookimpl
+from engines.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -25,13 +27,15 @@ class ChromeTracer:
 
     Times are wall-clock microseconds of the host; on an accelerator a forward ends when it is queued, not when
     it has run. Events are written as they end, in the JSON array format, whose closing bracket is optional: a
-    killed run leaves a trace that opens.
+    killed run leaves a trace that opens. Raises `ConfigError` where the trace can't be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, rank: int = 0) -> None:
-        self._rank = rank
-        self._file: TextIO = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
-        self._file.write("[\n")
+        self._rank, self._path = rank, Path(path)
+        with self._writing():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = self._path.open("w", encoding="utf-8")
+            self._file.write("[\n")
         self._write({"name": "process_name", "ph": "M", "args": {"name": f"rank {rank}"}})
 
     @hookimpl(wrapper=True)
@@ -43,7 +47,8 @@ class ChromeTracer:
         result = yield
         name = "infer" if forward_only else "forward_backward"
         self._event(name, start, micro_batches=len(micro_batches), tokens=sum(b.num_tokens for b in micro_batches))
-        self._file.flush()
+        with self._writing():
+            self._file.flush()
         return result
 
     @hookimpl(wrapper=True)
@@ -78,11 +83,23 @@ class ChromeTracer:
             yield
         finally:
             self._write({"name": "end", "ph": "M", "args": {}}, last=True)
-            self._file.close()
+            with self._writing():
+                self._file.close()
 
     def _event(self, name: str, start_ns: int, **args: Any) -> None:
         end = time.perf_counter_ns()
         self._write({"name": name, "ph": "X", "ts": start_ns / 1e3, "dur": (end - start_ns) / 1e3, "args": args})
 
     def _write(self, event: dict[str, Any], *, last: bool = False) -> None:
-        self._file.write(json.dumps({**event, "pid": self._rank, "tid": 0}) + ("\n]\n" if last else ",\n"))
+        with self._writing():
+            self._file.write(json.dumps({**event, "pid": self._rank, "tid": 0}) + ("\n]\n" if last else ",\n"))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"the trace {self._path} can't be written: {error.strerror}",
+                "Make room, or run without it (trainer.trace).",
+            ) from error

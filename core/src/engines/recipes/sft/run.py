@@ -59,7 +59,7 @@ def run(payload: Mapping[str, Any], rank: Rank) -> int:
     for note in notes:
         writer.note(note)
     if recipe.trainer.trace:
-        _trace(worker, folder, rank)
+        worker.engine.wrap(ChromeTracer(folder.trace / f"rank-{rank.rank}.json", rank=rank.rank))
     code = loop.run(writer)
     worker.close()
     return code
@@ -96,8 +96,3 @@ def _find_start(
     if start.checkpoint is not None:
         notes.append(folder.say_onward(start.checkpoint, resolved))
     return start, notes
-
-
-def _trace(worker: TrainingWorker, folder: OutputFolder, rank: Rank) -> None:
-    folder.trace.mkdir(exist_ok=True)
-    worker.engine.wrap(ChromeTracer(folder.trace / f"rank-{rank.rank}.json", rank=rank.rank))

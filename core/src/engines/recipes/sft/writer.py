@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.checkpoint import CheckpointStore
+from engines.durable import naming
 from engines.errors import ConfigError
 from engines.launch import RunFailed
 from engines.recipes.output.chart import draw_loss
@@ -72,7 +73,8 @@ class FirstWriter(Writer):
         with self._writing(folder.metrics):
             aside = folder.set_metrics_aside() if not steps_done and holds_lines(folder.metrics) else None
             self._metrics = MetricsFile(folder.metrics, steps_done=steps_done)
-        self._loggers = make_loggers(recipe.trainer.loggers, folder.path, steps_done=steps_done, recipe=resolved)
+        with self._writing(folder.path):
+            self._loggers = make_loggers(recipe.trainer.loggers, folder.path, steps_done=steps_done, recipe=resolved)
         self._progress = make_progress(total_steps, steps_done)
         self._title = f"{folder.path.name}: {built['strategy']} on {built['device']}, {built['world_size']} ranks"
         self._drawn = False
@@ -89,13 +91,15 @@ class FirstWriter(Writer):
         with self._writing(self.folder.metrics):
             self._metrics.append(line)
         figures = {name: value for name, value in line.items() if _is_figure(value) and name != "step"}
-        for logger in self._loggers:
-            logger.log(line["step"], figures)
+        with self._writing(self.folder.path):
+            for logger in self._loggers:
+                logger.log(line["step"], figures)
         self._progress.step(line["step"], line)
 
     def sync(self) -> None:
         """Wait until the disk has all lines; before a checkpoint."""
-        self._metrics.sync()
+        with naming(self.folder.metrics):
+            self._metrics.sync()
 
     def retain(self, keep: int | None) -> None:
         """Delete all but the `keep` latest checkpoints; after one."""
@@ -122,8 +126,9 @@ class FirstWriter(Writer):
             return
         with self._writing(self.folder.metrics):
             self._metrics.close()
-        for logger in self._loggers:
-            logger.close()
+        with self._writing(self.folder.path):
+            for logger in self._loggers:
+                logger.close()
         if not self._drawn:
             self._draw()
 
