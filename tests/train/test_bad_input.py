@@ -99,6 +99,7 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
         ["trainer.steps"],
         ["trainer.steps is neither a recipe file nor KEY=VALUE", "without spaces: trainer.steps=VALUE."],
     ),
+    "no suffix": (["recip"], ['recip is neither a recipe file nor KEY=VALUE. Did you mean "recipe.yaml"?']),
     "override not YAML": (["trainer.loggers=[a"], ["trainer.loggers=[a", "spelt KEY=VALUE"]),
     "no such recipe": (["more.yaml"], ["there is no recipe file more.yaml"]),
     "sample over max_length": (["data.max_length=3"], ["data.jsonl, line 1:", "data.max_length: 3"]),

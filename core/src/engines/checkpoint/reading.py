@@ -82,7 +82,7 @@ class Checkpoint:
             if faults:
                 raise CheckpointError(
                     "\n".join(faults),
-                    "Restore it from a copy, or move it away: a run then goes on from the checkpoint before it.",
+                    "Restore it from a copy, or move it away: a run goes on from the one before it, if there is one.",
                 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from engines.errors import ConfigError, EnginesError
+from engines.errors import ConfigError, EnginesError, did_you_mean
 
 _KEY: Final = r"[A-Za-z_][\w.\[\]]*"
 _OVERRIDE: Final = re.compile(rf"{_KEY}=")
@@ -96,9 +96,10 @@ def _read_file(file: Path) -> Any:
 
 def _no_file(file: Path) -> ConfigError:
     """A mistyped file, or an override that lacks its value."""
-    if re.fullmatch(_KEY, str(file)) and file.suffix not in {".yaml", ".yml"}:
-        return ConfigError(f"{file} is neither a recipe file nor KEY=VALUE", f"{_SPELT}: {file}=VALUE.")
     others = sorted(path.name for path in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
+    if re.fullmatch(_KEY, str(file)) and file.suffix not in {".yaml", ".yml"}:
+        hint = did_you_mean(file.name, others)
+        return ConfigError(f"{file} is neither a recipe file nor KEY=VALUE.{hint}", f"{_SPELT}: {file}=VALUE.")
     found = f"{file.parent} holds {', '.join(others)}." if others else None
     return ConfigError(f"there is no recipe file {file}", found)
 
