@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from engines.launch import Job
+from engines.launch.exchange import Exchange
+from engines.launch.processes import start_ranks
+
 SUPPORT = Path(__file__).parent.parent / "support"
 ENDS_WITHIN_S = 10
 
@@ -143,6 +147,14 @@ def test_a_signal_lets_every_rank_finish_its_step(name: str, start: Start) -> No
     said = f"{name}: the run stops after this step; a second one ends it at once\n"
     assert run.finish() == (128 + signum, said)
     assert [run.said(rank) for rank in (0, 1)] == [f"stopped by {int(signum)}"] * 2
+
+
+def test_a_signal_that_comes_before_a_rank_listens_waits_for_it(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        for rank in start_ranks(Job("jobs:steps", {"folder": str(tmp_path)}, 1, 60), Exchange(tmp_path)):
+            rank.send(signum)
+            assert rank.process.wait(timeout=30) == 128 + signum
 
 
 def test_a_rank_that_dies_after_a_first_signal_is_named(start: Start) -> None:

@@ -68,11 +68,10 @@ class _Asked:
     def say_ended(self) -> None:
         """Tell the user that ranks were ended in the midst of what they did."""
         name = signal.Signals(self.signal).name
-        when = f"at once by a second {name}; what was saved stays" if self.again else f"by {name} before it began"
-        say(f"the run was ended {when}")
+        say(f"the run was ended at once by {'a second ' if self.again else ''}{name}; what was saved stays")
 
     def ended(self, code: int) -> bool:
-        """Whether a rank's exit code is this doing: at the second request, or before the rank could listen."""
+        """Whether a rank's exit code is this doing: at the second request, or where it didn't listen."""
         return code < 0 and (self.again or code == -self.signal)
 
     def repeat(self, rank: RankProcess) -> None:

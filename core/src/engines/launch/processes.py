@@ -14,6 +14,7 @@ from pathlib import Path
 from engines.launch.exchange import Exchange
 from engines.launch.heartbeat import Watch
 from engines.launch.job import Job
+from engines.launch.stopping import held_back
 from engines.launch.threads import thread_env
 
 _RENDEZVOUS = "ENGINES_RENDEZVOUS"  # read by engines.process_group, which imports torch
@@ -64,16 +65,18 @@ def start_ranks(job: Job, exchange: Exchange) -> Iterable[RankProcess]:
 def _start(job: Job, exchange: Exchange, rank: int) -> RankProcess:
     log = None if rank == 0 else exchange.output(rank)
     output = None if log is None else log.open("wb")
+    # -P: a folder in the working directory must not shadow an installed package
+    words = [sys.executable, "-P", "-m", "engines.launch.rank", str(exchange.folder), str(rank), str(os.getpid())]
     try:
-        process = subprocess.Popen(
-            # -P: a folder in the working directory must not shadow an installed package
-            [sys.executable, "-P", "-m", "engines.launch.rank", str(exchange.folder), str(rank), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=_environment(job, exchange, rank),
-            start_new_session=True,
-        )
+        with held_back():
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_environment(job, exchange, rank),
+                start_new_session=True,
+            )
     finally:
         if output is not None:
             output.close()

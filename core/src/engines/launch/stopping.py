@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
@@ -20,6 +22,16 @@ def handled_signals() -> list[signal.Signals]:
     return [each for each in STOP_SIGNALS if not (each is signal.SIGHUP and ignored)]
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Processes that are started in this block get the stop signals, also those sent meanwhile, when they listen."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class StopRequest:
     """Whether a signal has asked this rank to stop."""
 
@@ -29,10 +41,11 @@ class StopRequest:
 
     @classmethod
     def install(cls) -> StopRequest:
-        """Take over the stop signals in this process. Only from the main thread."""
+        """Take over the stop signals in this process, and those `held_back`. Only from the main thread."""
         request = cls()
         for each in handled_signals():
             signal.signal(each, request._note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return request
 
     def release(self) -> None:
