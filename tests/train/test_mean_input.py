@@ -117,6 +117,11 @@ YAML: dict[str, Row] = {
     "a key twice in a section": (nothing, ["trainer={steps: 1, steps: 2}"], ["}: steps stands twice\n"]),
     "a leading zero": (add("\nlaunch:\n  nproc: 010\n"), [], ["launch.nproc: 010 begins with a zero", "Write 10"]),
     "an alias of itself": (add("\nx: &x [*x]\n"), [], ["x.0 repeats aliases without end"]),
+    "a key with dots": (
+        add("\ntrainer.steps: 2\n"),
+        [],
+        ["trainer.steps: only overrides", "write trainer: {steps: ...}."],
+    ),
     "a number alone": (put("recipe.yaml", "5"), [], ["recipe.yaml holds a number, not the keys"]),
     "no key": (add("\n~: 2\n"), [], ["recipe.yaml: Incompatible key type 'NoneType'"]),
     "an alias of nothing": (add("\nx: *nope\n"), [], ["found undefined alias"]),

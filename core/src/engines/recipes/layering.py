@@ -85,13 +85,25 @@ def _read_file(file: Path) -> Any:
         data = read_yaml(file.read_text("utf-8"), str(file))
         if data is not None and not isinstance(data, dict):
             raise ConfigError(f"{file} holds {_KINDS.get(type(data), 'a word')}, not the keys of a recipe")
+        _refuse_dots(data or {}, file)
         return OmegaConf.create(data or {})
     except EnginesError:
         raise
     except OmegaConfBaseException as error:
         raise ConfigError(f"{file}: {_first_line(error)}") from None
-    except (YAMLError, ValueError, OSError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file} can't be read: {error.strerror}") from None
+    except (YAMLError, ValueError) as error:
         raise ConfigError(f"{file} is not YAML: {error}") from None
+
+
+def _refuse_dots(data: dict[Any, Any], file: Path) -> None:
+    for name in map(str, data):
+        section, dot, key = name.partition(".")
+        if dot:
+            raise ConfigError(
+                f"{file}: {name}: only overrides have dots", f"In a file write {section}: {{{key}: ...}}."
+            )
 
 
 def _no_file(file: Path) -> ConfigError:
