@@ -30,6 +30,8 @@ from engines.weights.write_pretrained import FolderWriter
 
 _AT_ONCE = 2
 """Files that a rank writes at a time."""
+_left: set[Path] = set()
+"""What failed saves of this process could not remove either, as where a permission was lost."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ class Saving:
                 if self._peers.is_first:
                     self._describe(reports)
                     publish(self._temporary, self.target)
+                    _sweep()
         except BaseException:
             self._discard()
             raise
@@ -212,4 +215,17 @@ class Saving:
 
     def _discard(self) -> None:
         if self._peers.is_first:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            _left.add(self._temporary)
+            _sweep()
+
+
+def _sweep() -> None:
+    """Remove what is left, or as much of it as can be; also files that ranks wrote there meanwhile."""
+    for path in tuple(_left):
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            _left.discard(path)
+        except OSError:
+            continue
