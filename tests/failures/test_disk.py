@@ -101,7 +101,8 @@ def test_a_run_that_stops_without_room_and_goes_on_with_it(work: Path, disk: Sma
     code, output = command.finish()
     assert code == 2, output
     last = OutputFolder(out).steps()[-1]
-    assert f"Error: cannot save {out}/checkpoints/step-{last + 1}: rank " in output and disk.full in output
+    assert f"Error: cannot save {out}/checkpoints/step-{last + 1}: rank " in output
+    assert f"{disk.full}: '{out}/checkpoints/.step-{last + 1}.tmp-" in output, "the file"
     assert output.endswith(f"Step {last} is the last one saved. Mend it, and the same command goes on from there.\n")
     assert output.count("Error: ") == 1 and "Traceback" not in output
     left = {path.name for path in (disk.path / "checkpoints").iterdir()}

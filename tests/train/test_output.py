@@ -81,6 +81,9 @@ def test_metrics_that_others_change_end_the_run(tmp_path: Path) -> None:
     os.truncate(tmp_path / "metrics.jsonl", 3)
     with pytest.raises(OSError, match="it has 3 bytes instead of 12: others write it"):
         metrics.sync()
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match="it was taken away"):
+        metrics.append({"step": 2})
 
 
 def test_metrics_are_set_aside_by_names_that_are_free(tmp_path: Path) -> None:

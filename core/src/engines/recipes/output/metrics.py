@@ -25,6 +25,8 @@ class MetricsFile:
         """Write a step's line, visible to readers at once. Raises OSError, and then nothing of it is there."""
         line = json.dumps({name: _finite(value) for name, value in metrics.items()}, allow_nan=False)
         end, rest = os.fstat(self._file.fileno()).st_size, line.encode() + b"\n"
+        if not self._path.exists():  # or the lines of hours would go nowhere, until a checkpoint is saved
+            raise FileNotFoundError(errno.ENOENT, "it was taken away", str(self._path))
         grown = self._size + len(rest)
         try:
             while rest:

@@ -18,6 +18,8 @@ def onward(folder: OutputFolder, trainer: TrainerConfig) -> tuple[str, str]:
     """Two clauses: what is saved, and what to do to go on. The disk is asked, which may have lost some of it."""
     try:
         step = max(folder.steps(), default=0)
+    except FileNotFoundError:  # they are being deleted
+        step = 0
     except OSError as error:
         return f"{folder.checkpoints} can't be read ({error.strerror})", "the same command says from where it goes on"
     if step and not set(RESUMABLE) <= set(trainer.checkpoint_contents):
