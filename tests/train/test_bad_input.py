@@ -99,6 +99,7 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
         ["trainer.steps"],
         ["trainer.steps is neither a recipe file nor KEY=VALUE", "without spaces: trainer.steps=VALUE."],
     ),
+    "part of a list": (["trainer.loggers[0]=wandb"], ["sets a list as a whole", "Write trainer.loggers=[...]"]),
     "no suffix": (["recip"], ['recip is neither a recipe file nor KEY=VALUE. Did you mean "recipe.yaml"?']),
     "override not YAML": (["trainer.loggers=[a"], ["trainer.loggers=[a", "spelt KEY=VALUE"]),
     "no such recipe": (["more.yaml"], ["there is no recipe file more.yaml"]),

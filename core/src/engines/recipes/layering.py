@@ -60,6 +60,9 @@ def _read_override(override: str) -> Any:
     from engines.recipes.yaml_text import read_yaml
 
     key, _, text = override.partition("=")
+    if "[" in key:
+        name = key.partition("[")[0]
+        raise ConfigError(f"{override}: an override sets a list as a whole", f"Write {name}=[...] with all its values.")
     layer = OmegaConf.create({})
     try:
         OmegaConf.update(layer, key, read_yaml(text, override))
