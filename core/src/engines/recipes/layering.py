@@ -62,7 +62,7 @@ def _read_override(override: str) -> Any:
     key, _, text = override.partition("=")
     if "[" in key:
         name = key.partition("[")[0]
-        raise ConfigError(f"{override}: an override sets a list as a whole", f"Write {name}=[...] with all its values.")
+        raise ConfigError(f"{override}: an override sets a list as a whole", f"Write {name}=[...], all of it.")
     layer = OmegaConf.create({})
     try:
         OmegaConf.update(layer, key, read_yaml(text, override))
