@@ -39,6 +39,7 @@ CASES: list[tuple[list[str], str]] = [
     (["verify", "--engine", "nope"], 'No installed engine has the backend "nope"'),
     (["verify", "--against", "nope"], 'No installed engine has the backend "nope"'),
     (["verify", "--device", "nope"], 'device "nope", which nobody describes'),
+    (["verify", "--device", "gpu"], 'Did you mean "cuda"?'),
     (["verify", "--steps", "0"], "Invalid value for '--steps'"),
     (["verify", "--steps", "nan"], "Invalid value for '--steps'"),
     (["verify", "--steps", "9" * 30], "Invalid value for '--steps'"),

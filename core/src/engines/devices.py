@@ -105,12 +105,16 @@ def named_device() -> str | None:
     return os.environ.get(DEVICE_VARIABLE, "").strip() or None
 
 
+_ALSO_CALLED: Final = {"gpu": "cuda", "ascend": "npu"}
+"""What users say, where the word alone would suggest another device."""
+
+
 def check_known(name: str, known: Iterable[str], asked_by: str) -> None:
     """Raise LaunchError if no installed distribution describes the device `name`."""
     names = sorted(known)
     if name not in names:
         raise LaunchError(
-            f'{asked_by} asks for device "{name}", which nobody describes.{did_you_mean(name, names)}',
+            f'{asked_by} asks for device "{name}", which nobody describes.{did_you_mean(_ALSO_CALLED.get(name, name), names)}',
             f"Known devices: {', '.join(names)}; a plugin adds one with [[device]] in its engine.toml"
             " (`engines doctor` says whether one is refused).",
         )

@@ -30,6 +30,8 @@ class Job:
     """A rank that shows no sign of life for so long ends the run."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment that the ranks need from their first instruction on, where the user didn't set it."""
+    alike: Mapping[str, Any] = field(default_factory=dict)
+    """JSON by name: what must be equal on all ranks, where another launcher started each with a job of its own."""
 
     def write(self, file: Path) -> None:
         """Where ranks read it."""

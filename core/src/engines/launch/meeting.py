@@ -1,4 +1,4 @@
-"""Ranks that another launcher started agree that all of them start.
+"""Ranks that another launcher started agree that all of them start, and on what.
 
 A process group waits long for a rank that doesn't come, and other machines' launchers don't always notice that it
 has ended. So each rank says, before there is a group, whether it is ready or why not.
@@ -11,13 +11,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from engines.errors import EnginesError, LaunchError
+from engines.errors import ConfigError, EnginesError, LaunchError
 from engines.launch.guards import die_with_parent
 from engines.torch_extensions import check_torch
 
@@ -45,7 +45,13 @@ class Refusal:
 
     rank: int
     host: str
+    agent: str
+    """Which of the launcher's own processes started it; empty where it doesn't say."""
     message: str
+
+    def is_at_the_place_of(self, other: Refusal) -> bool:
+        """Whether both ranks write to the same terminal or log."""
+        return (self.host, self.agent) == (other.host, other.agent)
 
 
 @contextmanager
@@ -60,13 +66,9 @@ def refusals_heard_by_all(world: tuple[int, int] | None) -> Iterator[None]:
     except Exception as error:
         if world is None:
             raise
-        refused: list[Refusal] = []
         # whatever hinders the meeting, this rank's own error is the one to mend
         with suppress(EnginesError, RuntimeError, OSError):
-            refused = Meeting(*world, _REFUSAL_HEARD_S).come(str(error))
-        mine = (socket.gethostname(), str(error))
-        if any((each.host, each.message) == mine and each.rank < world[0] for each in refused):
-            _leave_silently()
+            Meeting(*world, _REFUSAL_HEARD_S).refuse(str(error))
         raise
 
 
@@ -79,11 +81,12 @@ class Meeting:
         die_with_parent(os.getppid(), by_kernel="TORCHELASTIC_RUN_ID" in os.environ)
         check_torch()
         import torch.distributed as dist
-        from torch.distributed.rendezvous import rendezvous
 
         self.rank, self.size, self._timeout_s = rank, size, timeout_s
         try:
-            store = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout_s)))[0]
+            # public, and missing from __all__
+            met = dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
+            store = next(met)[0]
         except dist.DistError as error:
             place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise LaunchError(f"rank {rank} could not reach the first rank's machine, {place}: {error}") from error
@@ -91,36 +94,62 @@ class Meeting:
         prefix = f"engines/start/{attempt}"
         self._store: Store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]  # missing from __all__
 
-    def agree(self) -> None:
-        """Say that this rank is ready, and return when all are. Raises if one is not; silently, if that was said."""
-        refused = self.come(None)
+    def agree(self, alike: Mapping[str, Any]) -> None:
+        """Say that this rank is ready, and return when all are.
+
+        `alike` is what must be equal on all ranks, JSON by name. Raises `ConfigError` where it isn't that of the
+        first rank, `LaunchError` where another rank isn't ready; ends the process silently, if that was said here.
+        """
+        if differences := self._differences(alike):
+            self.refuse(str(differences))
+            raise differences
+        refused = self._come(None)
         if not refused:
             return
-        here = socket.gethostname()
-        if os.environ.get("LOCAL_RANK", "0") != "0" or any(each.host == here for each in refused):
+        me, first = self._refusal(""), refused[0]
+        if os.environ.get("LOCAL_RANK", "0") != "0" or any(each.is_at_the_place_of(me) for each in refused):
             _leave_silently()
-        first = refused[0]
         raise LaunchError(f"rank {first.rank}, on {first.host}, does not start: {first.message}")
 
-    def come(self, refusal: str | None) -> list[Refusal]:
+    def refuse(self, message: str) -> None:
+        """Say that this rank isn't ready. Ends the process silently, where a rank before it says the same here."""
+        if self.rank == 0:
+            self._store.set("alike", "")
+        me = self._refusal(message)
+        said = [each for each in self._come(me) if each.is_at_the_place_of(me) and each.message == message]
+        if any(each.rank < self.rank for each in said):
+            _leave_silently()
+
+    def _differences(self, alike: Mapping[str, Any]) -> ConfigError | None:
+        """What is another here than on the first rank, unless that one refuses."""
+        if self.rank == 0:
+            self._store.set("alike", json.dumps({"host": socket.gethostname(), "alike": alike}))
+            return None
+        words = self._wait("alike")
+        if not words:
+            return None
+        first = json.loads(words)
+        theirs = first["alike"]
+        names = [name for name in {**theirs, **alike} if theirs.get(name) != alike.get(name)]
+        if not names:
+            return None
+        lines = [f"  {name}: {alike.get(name)!r}, not {theirs.get(name)!r}" for name in names]
+        where = f"what is to run on {socket.gethostname()} is not what rank 0, on {first['host']}, is to run:"
+        return ConfigError("\n".join([where, *lines]), "Start all ranks with one command, and from the same files.")
+
+    def _come(self, refusal: Refusal | None) -> list[Refusal]:
         """Say whether this rank is ready, and hear of all that are not, by rank.
 
         If there are any, all ranks leave together: the first to go takes others, and perhaps the store, with it.
         """
         from torch.distributed import DistError
 
-        store, words = self._store, ""
+        store = self._store
         if refusal is not None:
-            said = Refusal(self.rank, socket.gethostname(), refusal)
-            store.append("refusals", json.dumps(asdict(said)) + "\n")  # type: ignore[attr-defined]  # missing in the stubs
+            store.append("refusals", json.dumps(asdict(refusal)) + "\n")  # type: ignore[attr-defined]  # not in the stubs
         if store.add("arrived", 1) == self.size:
             store.set("verdict", store.get("refusals").decode() if store.check(["refusals"]) else "")
-        try:
-            words = store.get("verdict").decode()
-        except DistError as error:
-            arrived = store.add("arrived", 0)
-            raise LaunchError(f"only {arrived} of {self.size} ranks came within {self._timeout_s:g} s") from error
-        refused = [Refusal(**_read(line)) for line in words.splitlines()]
+        refused = [Refusal(**json.loads(line)) for line in self._wait("verdict").splitlines()]
         if refused:
             if store.add("heard", 1) == self.size:
                 store.set("over", "")
@@ -128,14 +157,22 @@ class Meeting:
                 store.wait(["over"], timedelta(seconds=_LEAVING_S))
         return sorted(refused, key=lambda each: each.rank)
 
+    def _wait(self, key: str) -> str:
+        """What some rank says under this key. Raises `LaunchError` if none does in time."""
+        from torch.distributed import DistError
+
+        try:
+            return self._store.get(key).decode()
+        except DistError as error:
+            arrived = self._store.add("arrived", 0)
+            raise LaunchError(f"only {arrived} of {self.size} ranks came within {self._timeout_s:g} s") from error
+
+    def _refusal(self, message: str) -> Refusal:
+        return Refusal(self.rank, socket.gethostname(), os.environ.get("GROUP_RANK", ""), message)
+
 
 def _leave_silently() -> NoReturn:
     """When the rank that speaks has spoken: seeing it end, launchers end the others."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(FIRST_SPEAKS_S)
     raise SystemExit(_MEND)
-
-
-def _read(line: str) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(line)
-    return read

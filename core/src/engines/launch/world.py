@@ -18,13 +18,13 @@ _CAUSE_SPEAKS_S: Final = 5.0
 def run_here(job: Job, rank: int) -> int:
     """Run the job as one of the ranks that a foreign launcher started; returns the exit code.
 
-    It begins when all ranks are ready. What all ranks find wrong is said once, and so is what one rank does to the
-    others: others than the first hold their error back for a second, those that lost one for longer, in which the
-    launcher, seeing one end, ends them. Raises `EnginesError` where that is what ended this rank; anything else is
-    described on standard error.
+    It begins when all ranks are ready for the same job. What all ranks find wrong is said once, and so is what one
+    rank does to the others: others than the first hold their error back for a second, those that lost one for longer,
+    in which the launcher, seeing one end, ends them. Raises `EnginesError` where that is what ended this rank;
+    anything else is described on standard error.
     """
     meeting = Meeting(rank, job.num_ranks, job.timeout_s)
-    meeting.agree()
+    meeting.agree(job.alike)
     me = Rank(rank, job.num_ranks, StopRequest.install())
     try:
         return run_target(job, me)

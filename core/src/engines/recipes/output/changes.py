@@ -21,7 +21,7 @@ def changed_settings(file: Path, recipe: Mapping[str, Any]) -> list[str]:
         held = None
     if not isinstance(held, Mapping):
         return [f"  (unknown: {file} is damaged)"]
-    before, now = (dict(_flat(tree)) for tree in (held, recipe))
+    before, now = (dict(flat(tree)) for tree in (held, recipe))
     keys = [*now, *(key for key in before if key not in now)]
     return [
         f"  {key}: {before.get(key)!r} then, {now.get(key)!r} now" for key in keys if before.get(key) != now.get(key)
@@ -39,10 +39,10 @@ def _written(file: Path) -> float:
     return file.stat().st_mtime
 
 
-def _flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of everything in a recipe."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{place}{key}.")
+            yield from flat(value, f"{place}{key}.")
         else:
             yield f"{place}{key}", value
