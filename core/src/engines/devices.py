@@ -113,8 +113,9 @@ def check_known(name: str, known: Iterable[str], asked_by: str) -> None:
     """Raise LaunchError if no installed distribution describes the device `name`."""
     names = sorted(known)
     if name not in names:
+        hint = did_you_mean(_ALSO_CALLED.get(name, name), names)
         raise LaunchError(
-            f'{asked_by} asks for device "{name}", which nobody describes.{did_you_mean(_ALSO_CALLED.get(name, name), names)}',
+            f'{asked_by} asks for device "{name}", which nobody describes.{hint}',
             f"Known devices: {', '.join(names)}; a plugin adds one with [[device]] in its engine.toml"
             " (`engines doctor` says whether one is refused).",
         )
