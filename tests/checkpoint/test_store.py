@@ -150,6 +150,8 @@ def test_every_difference_is_listed() -> None:
         "optimizer.lr: 0.001 in the checkpoint, 0.002 in this run",
     ]
     assert compare(info(optimizer=None), info())[0].startswith("optimizer: nothing in the checkpoint")
+    saved, current = (info(optimizer=settings) for settings in ({}, {"decay": None}))
+    assert compare(saved, current) == ["optimizer.decay: nothing in the checkpoint, null in this run"]
 
 
 def test_a_fingerprint_is_of_what_decides_the_weights() -> None:

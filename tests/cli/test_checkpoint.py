@@ -66,6 +66,14 @@ def test_verify_names_what_is_damaged(name: str, out: Path, capsys: Any) -> None
     assert say(capsys, "verify", out / "checkpoints/step-20")[0] == 0
 
 
+def test_a_pipe_is_damage_and_not_waited_for(out: Path, capsys: Any) -> None:
+    manifest = out / "checkpoints/step-5/manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    code, said = say(capsys, "verify", out / "checkpoints/step-5")
+    assert code == 1 and f"{manifest} is damaged: it is not a regular file" in said
+
+
 def test_verify_mentions_what_was_never_finished(out: Path, capsys: Any) -> None:
     (out / "checkpoints/.step-30.tmp-0123abcd").mkdir()
     (out / "checkpoints/step-40").mkdir()

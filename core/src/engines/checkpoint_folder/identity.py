@@ -74,8 +74,9 @@ def _differences(before: Any, after: Any, place: str = "") -> Iterator[tuple[str
             inner = f"{place}.{key}" if place else key
             yield from _differences(before.get(key, ABSENT), after.get(key, ABSENT), inner)
     elif before != after:
-        yield place, _shown(before), _shown(after)
+        null = "null" if ABSENT in (before, after) else ABSENT  # a key that is null is not one that is missing
+        yield place, _shown(before, null), _shown(after, null)
 
 
-def _shown(value: Any) -> str:
-    return ABSENT if value in (None, ABSENT) else str(value)
+def _shown(value: Any, null: str) -> str:
+    return null if value is None else str(value)

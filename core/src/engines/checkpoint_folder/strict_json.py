@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ def encode(value: Any, *, what: str, indent: int | None = None) -> bytes:
 def read(file: Path) -> Any:
     """The contents of a JSON file. Raises `CheckpointError` if it can't be read, or isn't clearly JSON."""
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # a pipe would be waited for
+            raise CheckpointError(f"{file} is damaged: it is not a regular file")
         return json.loads(file.read_bytes(), object_pairs_hook=_object)
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
