@@ -121,7 +121,7 @@ def edit(name: str, **changes: Any) -> Prepare:
 
 def put(name: str, text: str) -> Prepare:
     def prepare(work: Path) -> None:
-        (work / name).parent.mkdir(exist_ok=True)
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(text)
 
     return prepare
@@ -216,6 +216,10 @@ def export_a_checkpoint(work: Path) -> None:
     shutil.copytree(work / "earlier" / "checkpoints" / "step-20", work / "out" / "export")
 
 
+def export_the_model(work: Path) -> None:
+    shutil.copytree(work / "model", work / "out" / "export")
+
+
 STEP_20 = "model.path=earlier/checkpoints/step-20"
 LATEST_20 = "The latest complete one is earlier/checkpoints/step-20."
 WEIGHTS = "model-00000-of-00001.safetensors"
@@ -294,6 +298,31 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
         data({"messages": [CHAT["messages"][0], {"role": "assistant", "content": "\udfff"}]}),
         [],
         ["data.jsonl, line 1: message 2: content holds"],
+    ),
+    "export with a run in it": (
+        lambda work: (put("out/export/config.json", "{}")(work), put("out/export/run.json", "{}")(work)),
+        [],
+        ["export is not a model folder", "holds run.json beside a model, which an export would delete"],
+    ),
+    "export of the model": (
+        export_the_model,
+        ["model.path=out/export"],
+        ["the export would take the place of model.path, out/export", "or set trainer.export=false, and have"],
+    ),
+    "output in a model": (
+        lambda work: None,
+        ["trainer.output_dir=model"],
+        ["trainer.output_dir: model is a model's folder: it holds model.safetensors"],
+    ),
+    "output in a model without weights": (
+        put("out/config.json", "{}"),
+        [],
+        ["out is a model's folder: it holds config.json"],
+    ),
+    "output over the recipe": (
+        lambda work: None,
+        ["trainer.output_dir=."],
+        ["recipe.yaml was not written by a run", "Choose another trainer.output_dir, or give the file another name."],
     ),
     "export taken": (put("out/export", ""), [], ["export is not a model folder", "trainer.export=false"]),
     "id outside": (data({"input_ids": [1, 999]}), [], ["line 1: input_ids[1] is 999", "256"]),

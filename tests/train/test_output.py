@@ -115,6 +115,9 @@ def test_where_a_run_begins(tmp_path: Path) -> None:
         folder.start(str(folder.checkpoint(4)), 20)
     with pytest.raises(CheckpointError, match=r"manifest\.json is a file, not the folder of a checkpoint"):
         other.start(str(folder.checkpoint(4) / "manifest.json"), 20)
+    for inside in (folder.path, folder.checkpoints):
+        with pytest.raises(CheckpointError, match=f"The latest complete one is {folder.checkpoint(10)}."):
+            other.start(str(inside), 20)
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*step-5"):
         other.start(str(folder.checkpoint(5)), 20)
     with pytest.raises(ConfigError, match="already holds step-3"):
@@ -168,16 +171,16 @@ def test_a_finished_run_is_finished_as_far_as_its_checkpoints_say(tmp_path: Path
 
 def test_a_finished_run_tells_what_was_not_done(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
-    folder.recipe.write_text("trainer:\n  steps: 10\n  seed: 0\noptimizer:\n  lr: 0.1\n")
-    same = {"trainer": {"steps": 10, "seed": 0}, "optimizer": {"lr": 0.1}}
+    folder.recipe.write_text("trainer:\n  steps: 10\n  export: false\noptimizer:\n  lr: 0.1\n")
+    same = {"trainer": {"steps": 10, "export": False}, "optimizer": {"lr": 0.1}}
     assert folder.say_finished(10, same) == f"{tmp_path} holds a finished run of 10 steps; nothing to do."
     assert folder.say_onward(folder.checkpoint(10), same) == f"going on from {folder.checkpoint(10)}"
-    other = {"trainer": {"steps": 20, "seed": 0}, "optimizer": {"lr": 0.1}}
+    other = {"trainer": {"steps": 20, "export": False}, "optimizer": {"lr": 0.1}}
     assert folder.say_onward(folder.checkpoint(10), other).splitlines()[1:] == [
         "The recipe was another before; from here on it is:",
         "  trainer.steps: 10 then, 20 now",
     ]
-    said = folder.say_finished(10, {"trainer": {"steps": 8, "seed": 0}, "optimizer": {"lr": 0.2}})
+    said = folder.say_finished(10, {"trainer": {"steps": 8, "export": False}, "optimizer": {"lr": 0.2}})
     assert said.splitlines()[1:] == [
         "Its recipe was another, and what is asked for now was not done:",
         "  trainer.steps: 10 then, 8 now",
@@ -187,14 +190,39 @@ def test_a_finished_run_tells_what_was_not_done(tmp_path: Path) -> None:
     for file, time in ((folder.run, 2e9), (data, 1e9)):
         file.touch()
         os.utime(file, (time, time))
-    folder.recipe.write_text(f"data:\n  train: {data}\n")
-    assert len(folder.say_finished(10, {"data": {"train": str(data)}}).splitlines()) == 1
+    folder.recipe.write_text(f"data:\n  train: {data}\ntrainer:\n  export: false\n")
+    trained = {"data": {"train": str(data)}, "trainer": {"export": False}}
+    assert len(folder.say_finished(10, trained).splitlines()) == 1
     os.utime(data, (3e9, 3e9))
-    said = folder.say_finished(10, {"data": {"train": str(data)}})
+    said = folder.say_finished(10, trained)
     assert said.splitlines()[1:] == [
         "Written after it, and so perhaps not what was learned:",
         f"  data.train: {data}",
     ]
+
+
+def test_a_finished_run_whose_export_is_not_there_names_the_command(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "a run")
+    checkpoints(folder, 2, 4)
+    asked = {"trainer": {"export": True}, "model": {"dtype": "bfloat16"}}
+    said, command = folder.say_finished(4, asked).splitlines()
+    assert said == f"{folder.path} holds a finished run of 4 steps; {folder.export} isn't there. This writes it:"
+    written = f"'{folder.checkpoint(4)}' '{folder.export}'"
+    assert command.strip() == f"engines checkpoint convert {written} --dtype bfloat16"
+    folder.export.mkdir()
+    (folder.export / "config.json").touch()
+    assert folder.say_finished(4, asked).endswith("; nothing to do.")
+
+
+def test_a_recipe_that_no_run_wrote_is_not_written_over(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.write_recipe({"trainer": {"steps": 2}})  # and killed before run.json was written
+    folder.check_writable()
+    folder.recipe.write_text("# mine\ntrainer:\n  steps: 2\n")
+    with pytest.raises(ConfigError, match=r"recipe\.yaml was not written by a run, and the run would write over it"):
+        folder.check_writable()
+    folder.write_run({})  # a run from before the first line said so
+    folder.check_writable()
 
 
 @pytest.mark.parametrize("held", [b"trainer: [1", b"- 1", b"\xff\xfe\x00"])

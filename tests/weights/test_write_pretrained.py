@@ -146,6 +146,9 @@ def test_an_earlier_export_is_replaced_and_anything_else_is_not(tmp_path: Path, 
         export(source, tmp_path / "photos")
     with pytest.raises(ModelError, match=r"cat\.jpg is a file"):
         export(source, tmp_path / "photos" / "cat.jpg")
+    (elsewhere / "checkpoints").mkdir()
+    with pytest.raises(ModelError, match="elsewhere holds checkpoints beside a model, which an export would delete"):
+        export(source, elsewhere)
     with pytest.raises(ModelError, match="is the model's own folder"):
         export(source, source)
     with pytest.raises(ModelError, match="is a URL"):

@@ -10,23 +10,7 @@ from typing import Any
 
 from engines.durable import Written, sync_folder, write_chunks
 from engines.errors import ModelError
-from engines.model_folder import CONFIG, parse_object, read_config
-
-COMPANIONS = (
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "chat_template.*",
-    "additional_chat_templates",
-    "*processor_config.json",
-    "*.py",
-)
-"""What a model folder holds beside config and weights, and transformers may need to load it."""
+from engines.model_folder import COMPANIONS, CONFIG, parse_object, read_config
 
 
 @dataclass(frozen=True)

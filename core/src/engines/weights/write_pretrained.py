@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from engines.agreement import Peers
-from engines.checkpoint_folder import is_checkpoint
 from engines.durable import Written, delete, leftovers, local_folder, publish, temporary_name, write_chunks
 from engines.errors import ModelError
-from engines.model_folder import CONFIG
+from engines.model_folder import CONFIG, why_not_replaced
 from engines.weights.model_files import ModelFiles
 from engines.weights.pretrained_folder import WEIGHTS, WEIGHTS_INDEX
 from engines.weights.safetensors_file import write_safetensors
@@ -136,14 +135,8 @@ class FolderWriter:
         target = self._target
         if target.exists() and self._source.path.exists() and target.samefile(self._source.path):
             raise ModelError(f"{target} is the model's own folder", "export to another one")
-        if is_checkpoint(target):
-            raise ModelError(f"{target} is a checkpoint, which an export would replace", "export to another folder")
-        if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).exists():
-            raise ModelError(
-                f"{target} holds files, but no model that an export could replace", "name an empty or new folder"
-            )
-        if target.exists() and not target.is_dir():
-            raise ModelError(f"{target} is a file", "name an empty or new folder")
+        if why := why_not_replaced(target):
+            raise ModelError(why, "name an empty or new folder")
 
     def _write_shard(self) -> None:
         file = self._temporary / f"shard-{len(self._shards)}"

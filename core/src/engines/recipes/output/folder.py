@@ -11,14 +11,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engines.checkpoint_folder import MANIFEST, enclosing, has_manifest, is_checkpoint, latest, read_manifest, steps
+from engines.checkpoint_folder import MANIFEST, enclosing, has_manifest, latest, read_manifest, steps
 from engines.checkpoint_folder.faults import faults
 from engines.checkpoint_folder.store import CheckpointStore, checkpoint_number
 from engines.errors import CheckpointError, ConfigError, did_you_mean
 from engines.recipes.output.changes import changed_data, changed_settings
 from engines.recipes.output.metrics import holds_lines, read_metrics
-
-_ELSEWHERE = "Move it away, or choose another trainer.output_dir."
+from engines.recipes.output.occupied import (
+    ELSEWHERE,
+    WRITTEN,
+    check_export,
+    check_no_model,
+    check_recipe,
+    convert_command,
+)
 
 
 @dataclass(frozen=True)
@@ -87,14 +93,22 @@ class OutputFolder:
         return self.metrics.exists() or self.run.exists() or bool(self.steps())
 
     def say_finished(self, step: int, recipe: Mapping[str, Any]) -> str:
-        """What to say about a run that has nothing left to do; `recipe`: what was asked for now, resolved."""
-        lines = [f"{self.path} holds a finished run of {step} steps; nothing to do."]
+        """What to say about a run that has nothing left to train; `recipe`: what was asked for now, resolved."""
+        lines = [f"{self.path} holds a finished run of {step} steps; {self._say_left(recipe)}"]
         changed = changed_settings(self.recipe, recipe)
         if changed:
             lines += ["Its recipe was another, and what is asked for now was not done:", *changed]
         if younger := changed_data(self.run, recipe):
             lines += ["Written after it, and so perhaps not what was learned:", *younger]
         return "\n".join(lines)
+
+    def _say_left(self, recipe: Mapping[str, Any]) -> str:
+        """The export may have been deleted since, or not have been asked for then."""
+        steps = self.steps()
+        if not steps or not recipe["trainer"]["export"] or (self.export / "config.json").exists():
+            return "nothing to do."
+        command = convert_command(self.checkpoint(steps[-1]), self.export, recipe["model"]["dtype"])
+        return f"{self.export} isn't there. This writes it:\n  {command}"
 
     def say_onward(self, checkpoint: Path, recipe: Mapping[str, Any]) -> str:
         """What to say about a run that goes on from `checkpoint`; `recipe`: what is asked for now, resolved."""
@@ -122,13 +136,13 @@ class OutputFolder:
         if not isinstance(info, dict):
             if not self.steps():
                 raise ConfigError(
-                    f"{self.run} is damaged: a finished run may lie here, and no checkpoint says", _ELSEWHERE
+                    f"{self.run} is damaged: a finished run may lie here, and no checkpoint says", ELSEWHERE
                 )
             return None
         if info.get("finished") is not True:
             return None
         if type(info.get("steps")) is not int or info["steps"] < 1:
-            raise ConfigError(f"{self.run} is damaged: it names no number of steps", _ELSEWHERE)
+            raise ConfigError(f"{self.run} is damaged: it names no number of steps", ELSEWHERE)
         return int(info["steps"])
 
     def write_run(self, info: Mapping[str, Any]) -> None:
@@ -139,7 +153,7 @@ class OutputFolder:
         """Write recipe.yaml, whole or not at all."""
         from omegaconf import OmegaConf
 
-        self._write(self.recipe, OmegaConf.to_yaml(OmegaConf.create(dict(resolved))))
+        self._write(self.recipe, WRITTEN + OmegaConf.to_yaml(OmegaConf.create(dict(resolved))))
 
     def _write(self, file: Path, text: str) -> None:
         part = file.with_name(f".{file.name}")
@@ -166,25 +180,21 @@ class OutputFolder:
             raise ConfigError(f"trainer.output_dir: {self.path} can't be written, since {existing} can't")
         for file in (self.metrics, self.run, self.recipe, self.chart):
             if file.is_dir():
-                raise ConfigError(f"{file} is a folder, where the run would write a file", _ELSEWHERE)
+                raise ConfigError(f"{file} is a folder, where the run would write a file", ELSEWHERE)
         for folder in (self.checkpoints, self.trace):
             if folder.is_symlink() and not folder.exists():
                 raise ConfigError(f"{folder} is a link that leads nowhere", "Is what it leads to not mounted?")
             if folder.exists() and not folder.is_dir():
-                raise ConfigError(f"{folder} is a file, where the run would make a folder", _ELSEWHERE)
+                raise ConfigError(f"{folder} is a file, where the run would make a folder", ELSEWHERE)
             if folder.exists() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                 raise ConfigError(f"trainer.output_dir: {folder} may not be read and written")
+        holds_run = self.holds_run()
+        check_no_model(self.path, holds_run=holds_run)
+        check_recipe(self.recipe, holds_run=holds_run)
 
-    def check_export(self) -> None:
-        """Raise `ConfigError` if the export at the end would have to delete what isn't a model."""
-        if not self.export.exists():
-            return
-        no_model = is_checkpoint(self.export) or not (self.export / "config.json").exists()
-        if not self.export.is_dir() or (any(self.export.iterdir()) and no_model):
-            raise ConfigError(
-                f"{self.export} is not a model folder that an export could replace",
-                "Move it away, choose another trainer.output_dir, or set trainer.export=false.",
-            )
+    def check_export(self, model: Path) -> None:
+        """Raise `ConfigError` if the export at the end would have to delete what isn't one, or the `model` itself."""
+        check_export(self.export, model)
 
     def start(self, resume: str, total_steps: int) -> Start:
         """Where a run of `total_steps` begins, by `trainer.resume` and by what is complete on disk.
@@ -300,8 +310,8 @@ def checkpoint_step(checkpoint: Path) -> int:
         others = latest(checkpoint.parent) if steps(checkpoint.parent) else None
         raise CheckpointError(f"trainer.resume: there is no checkpoint {checkpoint}.{hint}", others)
     if not has_manifest(checkpoint):
-        inner = OutputFolder(checkpoint).steps() or OutputFolder(checkpoint.parent).steps()
-        complete = f"Complete ones: {', '.join(f'step-{step}' for step in inner)}." if inner else None
+        around = (checkpoint / "checkpoints", checkpoint, checkpoint.parent)
+        complete = next((latest(folder) for folder in around if steps(folder)), None)
         raise CheckpointError(f"trainer.resume: {checkpoint} is not a complete checkpoint: no {MANIFEST}", complete)
     found = read_manifest(checkpoint)
     damage = faults(checkpoint, found, checksums=False)

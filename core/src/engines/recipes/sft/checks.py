@@ -42,7 +42,7 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
     folder = OutputFolder(output_dir(recipe))
     folder.check_writable()
     if recipe.trainer.export:
-        folder.check_export()
+        folder.check_export(model_dir(recipe))
     model = inspect_model(model_dir(recipe), MODEL_TYPE)
     recipe.engine.check(recipe.model, model_type=MODEL_TYPE, world_size=num_ranks)
     check_processes(
