@@ -32,6 +32,8 @@ def read(file: Path) -> Any:
         if not stat.S_ISREG(file.stat().st_mode):  # a pipe would be waited for
             raise CheckpointError(f"{file} is damaged: it is not a regular file")
         return json.loads(file.read_bytes(), object_pairs_hook=_object)
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing") from None
     except OSError as cause:

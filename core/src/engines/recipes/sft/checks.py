@@ -39,10 +39,7 @@ def check(recipe: SFTRecipe, selection: Selection, num_ranks: int) -> Checked:
     """Look at everything that the recipe names. Raises `EnginesError` for the first thing that can't work."""
     _check_devices(selection.device_spec, num_ranks)
     check_installed(recipe.trainer.loggers)
-    folder = OutputFolder(output_dir(recipe))
-    folder.check_writable()
-    if recipe.trainer.export:
-        folder.check_export(model_dir(recipe))
+    OutputFolder(output_dir(recipe)).check_writable()
     model = inspect_model(model_dir(recipe), MODEL_TYPE)
     recipe.engine.check(recipe.model, model_type=MODEL_TYPE, world_size=num_ranks)
     check_processes(

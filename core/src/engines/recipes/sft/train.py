@@ -47,7 +47,8 @@ def _prepare(
     # imported here, since they bring numpy: a mistyped key is answered before that
     from engines.launch import Job
     from engines.recipes.output.folder import OutputFolder
-    from engines.recipes.sft.checks import check, check_resumable, output_dir
+    from engines.recipes.sft.alike import alike
+    from engines.recipes.sft.checks import check, check_resumable, model_dir, output_dir
 
     rank, num_ranks = world or (0, recipe.launch.nproc)
     checked = check(recipe, selection, num_ranks)
@@ -57,6 +58,7 @@ def _prepare(
         num_ranks=num_ranks,
         timeout_s=recipe.launch.timeout_s,
         env=dict(selection.env),
+        alike=alike(recipe, selection) if world is not None else {},
     )
     if rank != 0:
         return job
@@ -65,6 +67,8 @@ def _prepare(
     if start.finished and world is None:
         print(folder.say_finished(start.step, job.payload["recipe"]))
         return None
+    if recipe.trainer.export and not start.finished:
+        folder.check_export(model_dir(recipe))
     check_resumable(recipe, selection, start.checkpoint)
     held.enter_context(folder.locked())
     print(_introduction(recipe, selection, checked, num_ranks, world is not None))
