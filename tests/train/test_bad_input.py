@@ -280,7 +280,11 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
         [STEP_20],
         ["earlier/checkpoints/step-20 is a checkpoint without config.json", "name the run's export"],
     ),
-    "export a checkpoint": (export_a_checkpoint, [], ["export is not a model folder that an export could replace"]),
+    "export a checkpoint": (
+        export_a_checkpoint,
+        [],
+        ["out/export is a checkpoint, which an export would replace"],
+    ),
     "no data": (lose("data.jsonl"), [], ["data.train: there is no data file"]),
     "data empty": (put("data.jsonl", ""), [], ["data.jsonl holds no records"]),
     "data broken": (put("data.jsonl", '{"input_ids": [1]}\n{'), [], ["data.jsonl, line 2: broken JSON"]),
@@ -302,7 +306,7 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
     "export with a run in it": (
         lambda work: (put("out/export/config.json", "{}")(work), put("out/export/run.json", "{}")(work)),
         [],
-        ["export is not a model folder", "holds run.json beside a model, which an export would delete"],
+        ["out/export holds run.json beside a model, which an export would delete"],
     ),
     "export of the model": (
         export_the_model,
@@ -324,7 +328,7 @@ FILES: dict[str, tuple[Prepare, list[str], list[str]]] = {
         ["trainer.output_dir=."],
         ["recipe.yaml was not written by a run", "Choose another trainer.output_dir, or give the file another name."],
     ),
-    "export taken": (put("out/export", ""), [], ["export is not a model folder", "trainer.export=false"]),
+    "export taken": (put("out/export", ""), [], ["out/export is a file", "trainer.export=false"]),
     "id outside": (data({"input_ids": [1, 999]}), [], ["line 1: input_ids[1] is 999", "256"]),
     "text without tokenizer": (data({"text": "a"}), [], ["data.jsonl holds text", "has no tokenizer"]),
     "evaluation missing": (

@@ -47,7 +47,7 @@ def check_export(export: Path, model: Path) -> None:
         )
     if why := why_not_replaced(export):
         raise ConfigError(
-            f"{export} is not a model folder that an export could replace: {why}",
+            f"trainer.output_dir: {why}",
             "Move it away, choose another trainer.output_dir, or set trainer.export=false.",
         )
 
