@@ -12,9 +12,10 @@ import pytest
 
 from engines.errors import CheckpointError, ConfigError
 from engines.recipes.output.chart import draw_loss
-from engines.recipes.output.folder import OutputFolder, Start
+from engines.recipes.output.folder import OutputFolder
 from engines.recipes.output.metrics import MetricsFile, read_metrics
 from engines.recipes.output.progress import Lines
+from engines.recipes.output.starting import Start
 from support.checkpoints import save_whole
 from support.commands import snapshot
 

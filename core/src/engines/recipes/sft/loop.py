@@ -12,7 +12,7 @@ from engines.launch import Rank, RunFailed
 from engines.launch.stopping import exit_code
 from engines.losses import SFTLoss
 from engines.recipes.data import SampleOrder, Samples
-from engines.recipes.output.folder import Start
+from engines.recipes.output.starting import Start
 from engines.recipes.sft.checkpoints import Checkpoints
 from engines.recipes.sft.config import SFTRecipe
 from engines.recipes.sft.diagnosis import diagnose, finite_samples

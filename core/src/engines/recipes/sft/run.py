@@ -13,7 +13,8 @@ from engines.launch import Rank
 from engines.recipes.data import Samples, read_samples
 from engines.recipes.data.tokenizing import tokenize_with_folder
 from engines.recipes.model_folder import inspect_model
-from engines.recipes.output.folder import OutputFolder, Start
+from engines.recipes.output.folder import OutputFolder
+from engines.recipes.output.starting import Start
 from engines.recipes.sft.checks import data_limits, model_dir, named, output_dir, total_steps
 from engines.recipes.sft.config import SFTRecipe
 from engines.recipes.sft.loading import MODEL_TYPE, build_recipe
