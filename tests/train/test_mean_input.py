@@ -115,6 +115,8 @@ YAML: dict[str, Row] = {
     "a tab": (put("recipe.yaml", "recipe: sft\nmodel:\n\tpath: a\n"), [], ["recipe.yaml is not YAML", "line 3"]),
     "a key twice": (add("\nrecipe: sft\n"), [], ["recipe.yaml, line 16: recipe stands twice, first in line 10"]),
     "a key twice in a section": (nothing, ["trainer={steps: 1, steps: 2}"], ["}: steps stands twice\n"]),
+    "a word for a list": (nothing, ["trainer.loggers=tensorboard"], ["trainer.loggers: ", "Write [tensorboard]."]),
+    "numbers for a list": (nothing, ["optimizer.betas=0.9,0.95"], ["optimizer.betas: ", "Write [0.9,0.95]."]),
     "a leading zero": (add("\nlaunch:\n  nproc: 010\n"), [], ["launch.nproc: 010 begins with a zero", "Write 10"]),
     "an alias of itself": (add("\nx: &x [*x]\n"), [], ["x.0 repeats aliases without end"]),
     "a key with dots": (

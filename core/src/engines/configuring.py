@@ -47,6 +47,8 @@ def _fault(model: type[BaseModel], fault: Any, where: str) -> str:
     hint = ""
     if fault["type"] == "string_type" and isinstance(given, int | float):
         hint = " Put it in quotes to mean the text."
+    if fault["type"] in {"list_type", "tuple_type"} and isinstance(given, str | int | float):
+        hint = f" Write [{given}]."
     if fault["type"] == "literal_error" and isinstance(given, str):
         hint = did_you_mean(given, _literals(model, path))
     return f"{key}: {message[:1].lower()}{message[1:]}, got {given!r}.{hint}"
