@@ -42,7 +42,7 @@ assert dist.is_initialized(), "it belongs to whoever made it"
 """
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "megatron"])
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("megatron", marks=pytest.mark.more)])
 def test_the_last_worker_ends_it(strategy, tmp_path):
     from engines.testing.tiny import tiny_folder
 

@@ -43,7 +43,7 @@ def assert_equal_runs(runs: list[Run], expected: Run) -> None:
     ("size", "more"),
     [
         (2, {}),
-        (4, {"data_parallel_replicate_size": 2}),
+        pytest.param(4, {"data_parallel_replicate_size": 2}, marks=pytest.mark.more),
         pytest.param(1, {}, marks=pytest.mark.more),
         pytest.param(2, {"activation_checkpointing": True}, marks=pytest.mark.more),
         pytest.param(2, {"reshard_after_forward": False}, marks=pytest.mark.more),

@@ -22,6 +22,7 @@ def work(tmp_path: Path, deep) -> Path:
     return tmp_path
 
 
+@pytest.mark.more
 def test_a_run_says_what_it_was_and_goes_on_with_no_other_engine(work):
     engine = {"strategy": "megatron", "expert_parallel_size": 2}
     file = recipe(work, engine=engine, launch={"nproc": 2})

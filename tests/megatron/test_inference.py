@@ -68,7 +68,7 @@ def infer_between(folder: Path, layout: str) -> None:
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        ("qwen3_moe", "tp2 sp"),
+        pytest.param("qwen3_moe", "tp2 sp", marks=pytest.mark.more),
         ("llama_tied", "pp2 vpp2"),
         pytest.param("llama", "pp2 dp2 distributed", marks=pytest.mark.more),
     ],

@@ -159,7 +159,7 @@ SELECTIVE = {"activation_checkpointing": True, "recompute": "selective"}
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        ("qwen3_moe", "tp2 sp"),
+        pytest.param("qwen3_moe", "tp2 sp", marks=pytest.mark.more),
         ("llama_tied", "pp2 vpp2"),
         ("qwen3_moe", "ep2"),
         pytest.param("qwen3", "cp2", marks=pytest.mark.more),

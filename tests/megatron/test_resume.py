@@ -45,10 +45,10 @@ def run(
 CASES = [
     ("llama_tied", "tp2 sp", "tp2 sp"),
     ("qwen3", "pp2 dp2 distributed", "pp2 dp2 distributed"),
-    ("qwen3_moe", "ep2", "tp2 etp2"),
     ("llama_tied", "pp2 vpp2", "single"),
 ]
 MORE = [
+    ("qwen3_moe", "ep2", "tp2 etp2"),
     ("qwen3_moe", "pp2 ep2", "pp2 ep2"),
     ("llama_tied", "tp2 sp", "pp2"),
     ("qwen3_moe_dense_first", "pp2 dp2 distributed", "ep2"),

@@ -129,7 +129,7 @@ CASES: list[tuple[str, str, dict[str, Any], bool]] = [
     ("qwen3_moe", "single", {}, False),
     ("qwen3_moe", "dp2", {}, False),
     ("qwen3_moe", "cp2", {}, False),
-    ("qwen3_moe", "tp2 sp", {}, False),
+    ("qwen3_moe", "tp2 sp", {}, True),
     ("qwen3_moe", "ep2", {}, False),
     ("qwen3_moe_dense_first", "pp2", {}, False),
     ("qwen3_moe_dense_first", "pp2 vpp2", RECOMPUTE, False),

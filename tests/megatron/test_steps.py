@@ -47,7 +47,7 @@ def accumulate(folder: Path, layout: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        ("qwen3_moe", "tp2 sp"),
+        pytest.param("qwen3_moe", "tp2 sp", marks=pytest.mark.more),
         ("llama_tied", "pp2"),
         ("llama_tied", "pp2 dp2 distributed"),
         pytest.param("qwen3", "cp2", marks=pytest.mark.more),

@@ -78,7 +78,7 @@ def test_what_is_loaded_is_exported_to_the_bit(family: str, layout: str, folders
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (3, 1), (4, 1), (2, 2)])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.more), True])
 def test_a_vocabulary_that_is_not_divided_is_filled_up_and_cut_again(
     tensor: int, pipeline: int, tied: bool, folders: Callable[..., Path], world: Worlds
 ):

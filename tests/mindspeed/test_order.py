@@ -163,7 +163,7 @@ def test_an_argument_without_effect(npu: dict[str, Any]) -> None:
     assert "DotProductAttention is Megatron's own, in spite of use_flash_attn" in npu["no effect"]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.more), "cuda"])
 def test_other_devices_never_import_it(site: Path, device: str) -> None:
     code = f"""
     loaded = load(choose({device!r}))

@@ -148,7 +148,7 @@ def run_part(
         pytest.param(("npu", "dp2 distributed"), ("npu", "dp2 distributed"), "float32", marks=pytest.mark.more),
         pytest.param(("npu", "dp2"), ("npu", "dp2"), "bfloat16", marks=pytest.mark.more),
         (("npu", "dp2 distributed"), ("cpu", "pp2"), "float32"),
-        (("cpu", "tp2 sp"), ("npu", "pp2"), "float32"),
+        pytest.param(("cpu", "tp2 sp"), ("npu", "pp2"), "float32", marks=pytest.mark.more),
     ],
     ids=str,
 )

@@ -101,5 +101,6 @@ def test_installed_wheels_train(installed: Venv, tmp_path: Path) -> None:
     assert (tmp_path / "out/export/model.safetensors").is_file()
 
 
+@pytest.mark.more
 def test_engines_load_with_what_their_wheels_require(installed: Venv) -> None:
     engines(installed, "doctor", "--load")

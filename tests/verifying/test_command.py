@@ -52,6 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(install_faulty_engines(tmp_path_factory.mktemp("faulty") / "site"))
 
 
+@pytest.mark.more
 def test_an_engine_at_two_layouts(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = verify("--engine", "fsdp2", "--layouts", "single,dp2", "--steps", "2", "--json", "--html", page)
@@ -84,6 +85,7 @@ def test_wrong_engines_are_found_beside_the_right_one(site: str) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.more
 def test_a_model_folder_of_ones_own(tmp_path: Path, site: str) -> None:
     """Its vocabulary and its longest sample are smaller than the tiny models', and megatron doesn't build it."""
     model = tiny_folder(tmp_path, "gpt2", vocab_size=50, n_positions=32)
