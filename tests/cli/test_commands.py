@@ -240,11 +240,3 @@ class TestSchema:
         ended = engines("schema", name)
         assert ended.returncode == 2
         assert ended.stderr.startswith("Error: ")
-
-
-@pytest.mark.more
-def test_list_costs_little() -> None:
-    """`benchmarks/list_cost.py`: at most 1.5 times the imports that it needs, and 0.1 ms per distribution."""
-    script = REPO / "benchmarks" / "list_cost.py"
-    ended = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout
