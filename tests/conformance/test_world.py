@@ -19,6 +19,7 @@ def wait_for_the_other() -> None:
         time.sleep(60)
 
 
+@pytest.mark.more
 def test_silent_ranks_are_found_where_they_stand() -> None:
     world = World(2)
     world(dist.get_rank)

@@ -101,6 +101,7 @@ def reference_steps(folder: Path) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in main.named_parameters()}
 
 
+@pytest.mark.more
 def test_small_updates_are_kept(world: Worlds, deep: Deep) -> None:
     """Movements of 2e-4 at most: beside weights near 1, bfloat16 has no place for them."""
     folder = deep("llama")

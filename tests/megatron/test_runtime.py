@@ -94,6 +94,7 @@ assert caller["kind"] == "torch.cuda.FloatTensor" and caller["same"]
 """
 
 
+@pytest.mark.more
 def test_torch_stays_as_it_is() -> None:
     if torch.cuda.is_available():
         pytest.skip("this is about processes without CUDA")

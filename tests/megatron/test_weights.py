@@ -68,9 +68,9 @@ def assert_round_trip(
     ("family", "layout"),
     [
         pytest.param(family, layout, marks=() if (family, layout) in SAMPLE else pytest.mark.more)
-        for family in FAMILIES
-        for layout in LAYOUTS
-        if fits(family, layout)
+        for place, family in enumerate(FAMILIES)
+        for turn, layout in enumerate(LAYOUTS)
+        if fits(family, layout) and ((family, layout) in SAMPLE or (place + turn) % 2)
     ],
 )
 def test_what_is_loaded_is_exported_to_the_bit(family: str, layout: str, folders: Callable[..., Path], world: Worlds):
