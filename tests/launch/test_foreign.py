@@ -37,6 +37,7 @@ class Ready:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(world, "Meeting", Ready)
+    monkeypatch.setattr(world, "has_meeting_place", lambda: True)
     before = {each: signal.getsignal(each) for each in STOP_SIGNALS}
     yield Job("module:function", {}, 2, 60.0)
     for each, handler in before.items():

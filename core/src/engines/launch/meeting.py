@@ -39,6 +39,11 @@ def foreign_world() -> tuple[int, int] | None:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
+def has_meeting_place() -> bool:
+    """Whether the launcher keeps a store, as torchrun does; one of the first rank's own would end with that rank."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why a rank doesn't start."""
@@ -64,7 +69,7 @@ def refusals_heard_by_all(world: tuple[int, int] | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if world is None:
+        if world is None or not has_meeting_place():
             raise
         # whatever hinders the meeting, this rank's own error is the one to mend
         with suppress(EnginesError, RuntimeError, OSError):
@@ -77,8 +82,7 @@ class Meeting:
 
     def __init__(self, rank: int, size: int, timeout_s: float) -> None:
         """Find the store at MASTER_ADDR. Raises `LaunchError` if it can't be reached in time."""
-        # torchrun starts workers from its main thread; of a cluster's own launcher nobody knows
-        die_with_parent(os.getppid(), by_kernel="TORCHELASTIC_RUN_ID" in os.environ)
+        die_with_parent(os.getppid())  # torchrun starts workers from its main thread
         check_torch()
         import torch.distributed as dist
 

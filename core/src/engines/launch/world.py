@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Final
 
 from engines.launch.failure import say_report
+from engines.launch.guards import die_with_parent
 from engines.launch.job import Job, Rank, run_target
-from engines.launch.meeting import FIRST_SPEAKS_S, Meeting
+from engines.launch.meeting import FIRST_SPEAKS_S, Meeting, has_meeting_place
 from engines.launch.reports import Report
 from engines.launch.stopping import StopRequest
 
@@ -23,8 +25,11 @@ def run_here(job: Job, rank: int) -> int:
     in which the launcher, seeing one end, ends them. Raises `EnginesError` where that is what ended this rank;
     anything else is described on standard error.
     """
-    meeting = Meeting(rank, job.num_ranks, job.timeout_s)
-    meeting.agree(job.alike)
+    if has_meeting_place():
+        meeting = Meeting(rank, job.num_ranks, job.timeout_s)
+        meeting.agree(job.alike)
+    else:
+        die_with_parent(os.getppid(), by_kernel=False)  # of a cluster's own launcher nobody knows
     me = Rank(rank, job.num_ranks, StopRequest.install())
     try:
         return run_target(job, me)

@@ -30,7 +30,7 @@ def alike(recipe: SFTRecipe, selection: Selection) -> dict[str, Any]:
 def _digest_of_folder(folder: Path) -> str:
     """Of names, sizes and some bytes of each file: to read many gigabytes of weights once more would take minutes."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name[0] != "."):
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:
