@@ -24,6 +24,7 @@ from engines.testing.runs import OPTIMIZER, pack
 from engines.testing.samples import mini_batches
 from engines.testing.tiny import tiny_folder
 from engines.worker import TrainingWorker
+from support.checkpoints import written
 from support.tokenizer import tiny_tokenizer
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -39,10 +40,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny_folder(tmp_path_factory.mktemp("model"), "llama")
     tiny_tokenizer(folder)
     return folder
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def steps(worker: TrainingWorker, *numbers: int) -> None:
@@ -71,12 +68,12 @@ def test_saved_beside_training_it_is_the_same_to_the_byte(
     """Its Hugging Face copy too, which is what an export would have been."""
     world(2)(save_both_ways, model, ENGINES[engine], tmp_path)
     for number in (1, 2):
-        assert files(tmp_path / f"step-{number}") == files(tmp_path / f"now-{number}")
+        assert written(tmp_path / f"step-{number}") == written(tmp_path / f"now-{number}")
     assert checkpoint.open(tmp_path / "step-1").manifest.held == ("model", "optimizer", "state", "huggingface")
     convert(tmp_path / "step-2", tmp_path / "converted")
-    assert files(tmp_path / "step-2/huggingface") == files(tmp_path / "converted")
+    assert written(tmp_path / "step-2/huggingface") == written(tmp_path / "converted")
     convert(tmp_path / "step-3", tmp_path / "last")
-    assert files(tmp_path / "export") == files(tmp_path / "last")
+    assert written(tmp_path / "export") == written(tmp_path / "last")
 
 
 CHAINS: dict[str, list[tuple[int, dict[str, Any]]]] = {
@@ -205,7 +202,7 @@ def test_a_pickle_in_any_file_is_reported_and_not_run(
     ranks, mark = world(2), tmp_path / "executed"
     ranks(save, model, ENGINES[engine], tmp_path / "step-1", ("model", "optimizer", "state", "huggingface"))
     planted = {}
-    for name in files(tmp_path / "step-1"):
+    for name in written(tmp_path / "step-1"):
         planted[name] = tmp_path / f"{name.replace('/', '-')}"
         shutil.copytree(tmp_path / "step-1", planted[name])
         file = planted[name] / name
@@ -239,8 +236,8 @@ def test_some_parts_alone(engine: str, model: Path, world: Worlds, tmp_path: Pat
     ranks(save, model, ENGINES[engine], tmp_path / "weights", ("model",))
     ranks(save, model, ENGINES[engine], tmp_path / "optimizer", ("model", "optimizer"))
     ranks(save, model, ENGINES[engine], tmp_path / "copy", ("huggingface",))
-    assert not any(name.startswith(("optimizer", "rank", "state")) for name in files(tmp_path / "weights"))
-    assert not any(name.startswith(("model", "rank", "state")) for name in files(tmp_path / "copy"))
+    assert not any(name.startswith(("optimizer", "rank", "state")) for name in written(tmp_path / "weights"))
+    assert not any(name.startswith(("model", "rank", "state")) for name in written(tmp_path / "copy"))
     for said in ranks(resume, model, ENGINES[engine], [tmp_path / name for name in ("weights", "optimizer", "copy")]):
         assert "weights holds model, but not optimizer and state: no run can go on from it" in said[0]
         assert "optimizer holds model, optimizer, but not state" in said[1]

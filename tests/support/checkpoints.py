@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engines import checkpoint
 from engines.checkpoint import CheckpointInfo, ModelFingerprint
+from engines.checkpoint_folder import MANIFEST
 from engines.contract import Shard
 from engines.weights import ModelFiles
 
@@ -107,3 +108,12 @@ def save_on_rank(path: Path, whole: dict[str, Tensor], **changes: Any) -> None:
         "model_files": MODEL_FILES,
     }
     checkpoint.save(path, **{**arguments, **changes})
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """Every file's bytes, by path; of a manifest not when it was saved, nor the checksum that covers that."""
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    if MANIFEST in files:
+        manifest = json.loads(files[MANIFEST])
+        files[MANIFEST] = json.dumps({key: manifest[key] for key in manifest.keys() - {"saved", "xxh3"}}, sort_keys=True).encode()
+    return files
