@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from pathlib import Path
 from typing import Any
 
@@ -92,25 +91,21 @@ def test_bfloat16_keeps_its_main_parameters(layout, world, deep, tmp_path):
         assert same_bits(weights, whole)
 
 
-def save_twice(folder: Path, engine: dict[str, Any], target: Path) -> tuple[float, list[str]]:
-    """Seconds of the second of two saves, and what processes this one started."""
+def save_twice(folder: Path, engine: dict[str, Any], target: Path) -> list[str]:
+    """What processes this one started."""
     with TrainingWorker({"path": str(folder)}, engine, SCHEDULE) as worker:
         worker.initialize()
         worker.train_mini_batch(pack(mini_batches()[0]), SFTLoss())
         worker.save_checkpoint(target / "step-1", step=1)
-        begun = time.perf_counter()
         worker.save_checkpoint(target / "step-2", step=2)
-        took = time.perf_counter() - begun
-    return took, [child.name() for child in psutil.Process().children(recursive=True)] + [
+    return [child.name() for child in psutil.Process().children(recursive=True)] + [
         child.name for child in multiprocessing.active_children()
     ]
 
 
-def test_a_save_is_quick_and_leaves_no_process(world, deep, tmp_path):
-    """Megatron's own writer takes many seconds and starts a manager process that outlives it."""
-    for took, processes in world(2)(save_twice, deep("qwen3_moe"), settings("tp2 ep2"), tmp_path):
-        assert took < 2.0
-        assert processes == []
+def test_a_save_leaves_no_process(world, deep, tmp_path):
+    """Megatron's own writer starts a manager process that outlives it."""
+    assert world(2)(save_twice, deep("qwen3_moe"), settings("tp2 ep2"), tmp_path) == [[], []]
 
 
 def test_a_checkpoint_of_another_model_is_refused(world, deep, tmp_path):

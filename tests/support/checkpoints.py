@@ -115,5 +115,7 @@ def written(folder: Path) -> dict[str, bytes]:
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     if MANIFEST in files:
         manifest = json.loads(files[MANIFEST])
-        files[MANIFEST] = json.dumps({key: manifest[key] for key in manifest.keys() - {"saved", "xxh3"}}, sort_keys=True).encode()
+        files[MANIFEST] = json.dumps(
+            {key: manifest[key] for key in manifest.keys() - {"saved", "xxh3"}}, sort_keys=True
+        ).encode()
     return files

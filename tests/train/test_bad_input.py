@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,26 @@ import pytest
 
 from engines.cli.main import main
 from support.commands import read_jsonl, recipe, run, snapshot, write_jsonl
-
-Prepare = Callable[[Path], object]
+from support.spoiling import (
+    Prepare,
+    cut_weights,
+    data,
+    earlier,
+    earlier_checkpoints,
+    earlier_run,
+    edit,
+    export_a_checkpoint,
+    export_the_model,
+    finished_run_without_checkpoints,
+    later_checkpoints,
+    lose,
+    pickled_weights,
+    put,
+    shards_missing,
+    value_checkpoint,
+    weights_alone,
+    without_config,
+)
 
 SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "misspelt section": (["trainr.steps=3"], ['trainr: unknown key. Did you mean "trainer"?']),
@@ -109,115 +124,6 @@ SETTINGS: dict[str, tuple[list[str], list[str]]] = {
         ["data.jsonl, line 1:", "engine.max_tokens_per_micro_batch: 3"],
     ),
 }
-
-
-def edit(name: str, **changes: Any) -> Prepare:
-    def prepare(work: Path) -> None:
-        file = work / name
-        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-    return prepare
-
-
-def put(name: str, text: str) -> Prepare:
-    def prepare(work: Path) -> None:
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / name).write_text(text)
-
-    return prepare
-
-
-def lose(*names: str) -> Prepare:
-    return lambda work: [(work / name).unlink() for name in names]
-
-
-def cut_weights(work: Path) -> None:
-    file = work / "model" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def shards_missing(work: Path) -> None:
-    (work / "model" / "model.safetensors").unlink()
-    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
-    (work / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def pickled_weights(work: Path) -> None:
-    (work / "model" / "model.safetensors").rename(work / "model" / "pytorch_model.bin")
-
-
-def data(*records: dict[str, Any]) -> Prepare:
-    return lambda work: write_jsonl(work / "data.jsonl", list(records))
-
-
-def earlier_run(work: Path) -> None:
-    (work / "out").mkdir()
-    (work / "out" / "metrics.jsonl").write_text('{"step": 1}\n')
-
-
-def later_checkpoints(work: Path) -> None:
-    from support.checkpoints import save_whole
-
-    for step in (2, 4):
-        save_whole(work / "out" / "checkpoints" / f"step-{step}", step=step)
-
-
-def finished_run_without_checkpoints(work: Path) -> None:
-    (work / "out").mkdir()
-    (work / "out" / "run.json").write_text('{"steps": 3, "finished": true}')
-
-
-def earlier_checkpoints(work: Path) -> None:
-    """`earlier`: the output folder of a run with two checkpoints, step-20 and a copy that isn't complete."""
-    from engines.weights import ModelFiles
-    from support.checkpoints import save_whole
-
-    checkpoints = work / "earlier" / "checkpoints"
-    save_whole(checkpoints / "step-20", model_files=ModelFiles.read(work / "model"))
-    shutil.copytree(checkpoints / "step-20", checkpoints / "step-30")
-    (checkpoints / "step-30" / "manifest.json").unlink()
-
-
-def earlier(change: Callable[[Path], object]) -> Prepare:
-    """`earlier_checkpoints`, and then a change to step-20."""
-
-    def prepare(work: Path) -> None:
-        earlier_checkpoints(work)
-        change(work / "earlier" / "checkpoints" / "step-20")
-
-    return prepare
-
-
-def without_config(work: Path) -> None:
-    from engines.weights import ModelFiles
-    from support.checkpoints import save_whole
-
-    save_whole(work / "earlier" / "checkpoints" / "step-20", model_files=ModelFiles(work, {}))
-
-
-def weights_alone(work: Path) -> None:
-    from support.checkpoints import cut_all, info, save_whole, tensors
-
-    model = {key: tensor for key, tensor in tensors().items() if key.startswith("model.")}
-    changes = {"shards": cut_all(model, 0, 1), "info": info(optimizer=None), "state": None, "rank_state": None}
-    save_whole(work / "earlier" / "checkpoints" / "step-20", **changes)
-
-
-def value_checkpoint(work: Path) -> None:
-    from engines.weights import ModelFiles
-    from support.checkpoints import info, save_whole
-
-    files = ModelFiles.read(work / "model")
-    save_whole(work / "earlier" / "checkpoints" / "step-20", info=info(model_type="value_model"), model_files=files)
-
-
-def export_a_checkpoint(work: Path) -> None:
-    earlier_checkpoints(work)
-    shutil.copytree(work / "earlier" / "checkpoints" / "step-20", work / "out" / "export")
-
-
-def export_the_model(work: Path) -> None:
-    shutil.copytree(work / "model", work / "out" / "export")
 
 
 STEP_20 = "model.path=earlier/checkpoints/step-20"

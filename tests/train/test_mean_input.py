@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,9 @@ import pytest
 
 from engines.cli.main import main
 from support.commands import recipe, run, snapshot
+from support.spoiling import Prepare, clear, put
 
-Prepare = Callable[[Path], object]
 Row = tuple[Prepare, list[str], list[str]]
-
-
-def put(name: str, content: str | bytes) -> Prepare:
-    def prepare(work: Path) -> None:
-        clear(work / name)
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / name).write_bytes(content.encode() if isinstance(content, str) else content)
-
-    return prepare
 
 
 def add(text: str) -> Prepare:
@@ -46,10 +36,6 @@ def link(name: str, target: str) -> Prepare:
         (work / name).symlink_to(target)
 
     return prepare
-
-
-def clear(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def edit_header(change: Callable[[dict[str, Any]], object]) -> Prepare:
