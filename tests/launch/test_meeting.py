@@ -10,8 +10,9 @@ import pytest
 import torch.distributed as dist
 
 from engines.errors import ConfigError, LaunchError
-from engines.launch import meeting
+from engines.launch import Rank, meeting
 from engines.launch.meeting import Meeting
+from engines.launch.stopping import StopRequest
 
 SIZE = 3
 
@@ -81,3 +82,22 @@ def test_what_all_find_wrong_is_said_once_on_each_machine(meet: Callable[..., li
     first, second, third = meet(*[lambda one: one.refuse("no such key")] * SIZE)
     assert (first, third) == (None, None)
     assert isinstance(second, Silent)
+
+
+def in_group(alike: list[dict[str, Any]]) -> str:
+    """Of a rank whose launcher keeps no store: what is said when it has a process group."""
+    number = dist.get_rank()
+    rank = Rank(number, dist.get_world_size(), StopRequest(), unmet=alike[number])
+    try:
+        rank.meet()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_without_a_launchers_store_ranks_are_compared_in_their_group(world: Callable[[int], Any]) -> None:
+    ranks = world(2)
+    assert ranks(in_group, [{"optimizer.lr": 0.1}, {"optimizer.lr": 0.1}]) == ["", ""]
+    for said in ranks(in_group, [{"optimizer.lr": 0.1}, {"optimizer.lr": 0.2}]):
+        assert said.startswith("no rank starts: rank 1: what is to run on ")
+        assert "\n  optimizer.lr: 0.2, not 0.1\nStart all ranks with one command" in said

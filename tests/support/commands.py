@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,13 @@ def read_lines(file: Path) -> list[str]:
 class Command:
     """A command that runs; `engines train` unless `launcher` says otherwise."""
 
-    def __init__(self, *arguments: str | Path, launcher: Sequence[str] = (), cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str | Path,
+        launcher: Sequence[str] = (),
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         words = launcher or (sys.executable, "-m", "engines")
         self.process = subprocess.Popen(
             [*words, "train", *map(str, arguments)],
@@ -63,7 +69,7 @@ class Command:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
             start_new_session=True,
         )
 

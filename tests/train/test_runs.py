@@ -153,11 +153,27 @@ def test_the_same_on_two_machines_under_torchrun(work: Path) -> None:
     assert "".join(output for _, output in outputs).count("Error: trainer.resume is never, but") == 1
 
 
-def start_agents(*arguments: str | Path, host: int = 0) -> list[Command]:
-    """torchrun on two "machines", one process each; `host` keeps their rendezvous. They decide who has rank 0."""
+@pytest.mark.more
+def test_a_plain_launchers_ranks_that_differ(work: Path) -> None:
+    """It sets the variables where ranks meet, and no more: one has another recipe, and none begins."""
+    file, place = recipe(work), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    ranks = [Command(file, f"optimizer.lr=0.{rank + 1}", env={**place, "RANK": str(rank)}) for rank in range(2)]
+    for code, output in [rank.finish(START_WITHIN_S) for rank in ranks]:
+        assert code == 2
+        assert "Error: no rank starts: rank 1: what is to run on" in output
+        assert "\n  optimizer.lr: 0.2, not 0.1\n" in output
+    assert not (work / "out").exists()
+
+
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+        return str(free.getsockname()[1])
+
+
+def start_agents(*arguments: str | Path, host: int = 0) -> list[Command]:
+    """torchrun on two "machines", one process each; `host` keeps their rendezvous. They decide who has rank 0."""
+    place = f"127.0.0.1:{free_port()}"
     rendezvous = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={place}", "--rdzv-id=run")
     return [
         Command(

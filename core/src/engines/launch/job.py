@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.launch.heartbeat import Heartbeat
+from engines.launch.meeting import compare_in_group
 from engines.launch.stopping import StopRequest
 from engines.torch_extensions import check_torch
 
@@ -54,11 +55,21 @@ class Rank:
     """None under torchrun."""
     place: str = "starting"
     """What it is doing."""
+    unmet: Mapping[str, Any] = field(default_factory=dict)
+    """The job's `alike`, where ranks couldn't compare it before they run; they do as soon as they have a group."""
 
     @property
     def is_first(self) -> bool:
         """Whether this rank speaks and writes for all."""
         return self.rank == 0
+
+    def meet(self) -> None:
+        """Hold all ranks to one job, if nobody has. All call it, once there is a process group.
+
+        Raises `ConfigError` on all ranks where one has another job.
+        """
+        if self.unmet:
+            compare_in_group(self.unmet)
 
     def at(self, place: str) -> None:
         """Say what this rank is doing ("step 12"), for the report if the run hangs or fails."""

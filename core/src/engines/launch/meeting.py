@@ -104,9 +104,9 @@ class Meeting:
         `alike` is what must be equal on all ranks, JSON by name. Raises `ConfigError` where it isn't that of the
         first rank, `LaunchError` where another rank isn't ready; ends the process silently, if that was said here.
         """
-        if differences := self._differences(alike):
-            self.refuse(str(differences))
-            raise differences
+        if odd := self._compare(alike):
+            self.refuse(str(odd))
+            raise odd
         refused = self._come(None)
         if not refused:
             return
@@ -124,22 +124,13 @@ class Meeting:
         if any(each.rank < self.rank for each in said):
             _leave_silently()
 
-    def _differences(self, alike: Mapping[str, Any]) -> ConfigError | None:
+    def _compare(self, alike: Mapping[str, Any]) -> ConfigError | None:
         """What is another here than on the first rank, unless that one refuses."""
         if self.rank == 0:
-            self._store.set("alike", json.dumps({"host": socket.gethostname(), "alike": alike}))
+            self._store.set("alike", json.dumps(_here(alike)))
             return None
         words = self._wait("alike")
-        if not words:
-            return None
-        first = json.loads(words)
-        theirs = first["alike"]
-        names = [name for name in {**theirs, **alike} if theirs.get(name) != alike.get(name)]
-        if not names:
-            return None
-        lines = [f"  {name}: {alike.get(name)!r}, not {theirs.get(name)!r}" for name in names]
-        where = f"what is to run on {socket.gethostname()} is not what rank 0, on {first['host']}, is to run:"
-        return ConfigError("\n".join([where, *lines]), "Start all ranks with one command, and from the same files.")
+        return _differences(alike, json.loads(words)) if words else None
 
     def _come(self, refusal: Refusal | None) -> list[Refusal]:
         """Say whether this rank is ready, and hear of all that are not, by rank.
@@ -173,6 +164,35 @@ class Meeting:
 
     def _refusal(self, message: str) -> Refusal:
         return Refusal(self.rank, socket.gethostname(), os.environ.get("GROUP_RANK", ""), message)
+
+
+def compare_in_group(alike: Mapping[str, Any]) -> None:
+    """What `Meeting.agree` finds different, where ranks could not meet before their process group. All ranks call it.
+
+    Raises `ConfigError` on all of them.
+    """
+    from engines.agreement import Peers
+
+    peers = Peers.of()
+    first = peers.broadcast(_here(alike))
+    with peers.all_or_none("no rank starts", error=ConfigError):
+        if odd := _differences(alike, first):
+            raise odd
+
+
+def _here(alike: Mapping[str, Any]) -> dict[str, Any]:
+    return {"host": socket.gethostname(), "alike": alike}
+
+
+def _differences(alike: Mapping[str, Any], first: Mapping[str, Any]) -> ConfigError | None:
+    """What is another here than on the first rank, which sent what it has `_here`."""
+    theirs = first["alike"]
+    names = [name for name in {**theirs, **alike} if theirs.get(name) != alike.get(name)]
+    if not names:
+        return None
+    lines = [f"  {name}: {alike.get(name)!r}, not {theirs.get(name)!r}" for name in names]
+    where = f"what is to run on {socket.gethostname()} is not what rank 0, on {first['host']}, is to run:"
+    return ConfigError("\n".join([where, *lines]), "Start all ranks with one command, and from the same files.")
 
 
 def _leave_silently() -> NoReturn:

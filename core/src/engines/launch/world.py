@@ -20,17 +20,18 @@ _CAUSE_SPEAKS_S: Final = 5.0
 def run_here(job: Job, rank: int) -> int:
     """Run the job as one of the ranks that a foreign launcher started; returns the exit code.
 
-    It begins when all ranks are ready for the same job. What all ranks find wrong is said once, and so is what one
-    rank does to the others: others than the first hold their error back for a second, those that lost one for longer,
-    in which the launcher, seeing one end, ends them. Raises `EnginesError` where that is what ended this rank;
-    anything else is described on standard error.
+    It begins when all ranks are ready for the same job; where the launcher keeps no store for them to meet in, the
+    job's function must call `Rank.meet`. What all ranks find wrong is said once, and so is what one rank does to the
+    others: others than the first hold their error back for a second, those that lost one for longer, in which the
+    launcher, seeing one end, ends them. Raises `EnginesError` where that is what ended this rank; anything else is
+    described on standard error.
     """
     if has_meeting_place():
         meeting = Meeting(rank, job.num_ranks, job.timeout_s)
         meeting.agree(job.alike)
     else:
         die_with_parent(os.getppid(), by_kernel=False)  # of a cluster's own launcher nobody knows
-    me = Rank(rank, job.num_ranks, StopRequest.install())
+    me = Rank(rank, job.num_ranks, StopRequest.install(), unmet={} if has_meeting_place() else job.alike)
     try:
         return run_target(job, me)
     except Exception as error:

@@ -43,6 +43,7 @@ def run(payload: Mapping[str, Any], rank: Rank) -> int:
         deterministic=recipe.trainer.deterministic,
         process_timeout_s=recipe.launch.timeout_s,
     )
+    rank.meet()
     folder, peers = OutputFolder(output_dir(recipe)), Peers.of()
     start, notes = peers.broadcast(_find_start(recipe, payload["recipe"], folder, steps) if peers.is_first else None)
     if start.finished:
