@@ -144,9 +144,8 @@ def measure_export(worker: TrainingWorker, root: Path) -> tuple[float, int, int]
         )
 
     export("warm-up")
-    shutil.rmtree(
-        root / "warm-up"
-    )  # whose pages are as good for the next one: fresh ones are slow in a virtual machine
+    # so that its pages serve the next one: fresh ones are slow in virtual machines
+    shutil.rmtree(root / "warm-up")
     keep_nothing_freed()
     reset_peak()
     before = peak()

@@ -87,7 +87,7 @@ def test_what_all_find_wrong_is_said_once_on_each_machine(meet: Callable[..., li
 def in_group(alike: list[dict[str, Any]]) -> str:
     """Of a rank whose launcher keeps no store: what is said when it has a process group."""
     number = dist.get_rank()
-    rank = Rank(number, dist.get_world_size(), StopRequest(), unmet=alike[number])
+    rank = Rank(number, dist.get_world_size(), StopRequest(), uncompared=alike[number])
     try:
         rank.meet()
     except ConfigError as error:

@@ -55,7 +55,7 @@ class Rank:
     """None under torchrun."""
     place: str = "starting"
     """What it is doing."""
-    unmet: Mapping[str, Any] = field(default_factory=dict)
+    uncompared: Mapping[str, Any] = field(default_factory=dict)
     """The job's `alike`, where ranks couldn't compare it before they run; they do as soon as they have a group."""
 
     @property
@@ -68,8 +68,8 @@ class Rank:
 
         Raises `ConfigError` on all ranks where one has another job.
         """
-        if self.unmet:
-            compare_in_group(self.unmet)
+        if self.uncompared:
+            compare_in_group(self.uncompared)
 
     def at(self, place: str) -> None:
         """Say what this rank is doing ("step 12"), for the report if the run hangs or fails."""

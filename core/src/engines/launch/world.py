@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from engines.launch.failure import say_report
 from engines.launch.guards import die_with_parent
@@ -26,12 +27,14 @@ def run_here(job: Job, rank: int) -> int:
     launcher, seeing one end, ends them. Raises `EnginesError` where that is what ended this rank; anything else is
     described on standard error.
     """
+    uncompared: Mapping[str, Any] = {}
     if has_meeting_place():
         meeting = Meeting(rank, job.num_ranks, job.timeout_s)
         meeting.agree(job.alike)
     else:
         die_with_parent(os.getppid(), by_kernel=False)  # of a cluster's own launcher nobody knows
-    me = Rank(rank, job.num_ranks, StopRequest.install(), unmet={} if has_meeting_place() else job.alike)
+        uncompared = job.alike
+    me = Rank(rank, job.num_ranks, StopRequest.install(), uncompared=uncompared)
     try:
         return run_target(job, me)
     except Exception as error:
